@@ -1,0 +1,79 @@
+// What the host hands to a kernel. Mirrored field by field in crates/flux-launch/src/params.rs; the sizes are
+// checked against each other by a test that needs no GPU.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// A block of at most TILE_M rows of the output, all of one shard: what it waits for and where it goes.
+struct RowTile {
+  u32 row;              // first row, in A and in C
+  u32 rows;             // 1 ..= TILE_M
+  u32 gate_begin;       // signals [gate_begin, gate_end) must have reached gate_epoch:
+  u32 gate_end;         //   before A is loaded (AllGather), before the slot is written (ReduceScatter)
+  u32 destination;      // ReduceScatter: index into `destinations`
+  u32 destination_row;  // ReduceScatter: first row in the destination's slot
+  u32 signal;           // ReduceScatter: the destination's signal of this block's tile in column 0
+  u32 peer;             // the rank whose signal the gate waits for, for the fault record
+};
+
+// Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its tile signals there.
+struct Destination {
+  u64 slot;     // element*, row pitch ldc
+  u64 signals;  // u32*
+};
+
+// Every wait is bounded: the first one to expire writes the record, raises the flag, and all others give up.
+struct WaitBound {
+  u64 record;  // Fault*, pinned host memory
+  u64 flag;    // u32*, device memory; non-zero once a wait of this rank has expired
+  u64 budget_ns;
+  u32 rank;
+  u32 op;      // number of the operation, for the fault record
+};
+
+struct Fault {
+  u32 state;  // 0: none, 1: written; stored last, with release
+  u32 rank;
+  u32 peer;
+  u32 op;
+  u32 tile;    // row tile << 16 | column tile
+  u32 signal;  // index of the signal in its array
+  u32 seen;
+  u32 wanted;
+};
+
+struct GemmParams {
+  u64 a, b, c;          // element*: A [rows, k], B [n, k], C [rows, n]; C is unused by ReduceScatter
+  u64 lda, ldb, ldc;    // row pitches in elements; ldc is the slots' pitch in ReduceScatter
+  u64 order;            // u32*: row tile << 16 | column tile, `tiles` of them
+  u64 row_tiles;        // RowTile*
+  u64 gates;            // u32*: the signals that the row tiles' gates name
+  u64 destinations;     // Destination*
+  u32 n, k;
+  u32 tiles;
+  u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
+  u32 epoch;            // ReduceScatter: what a tile's signal is raised to
+  u32 reserved;
+  WaitBound wait;
+};
+
+// The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col].
+struct SumParams {
+  u64 slots;            // element* [world_size][slot rows][ld_slot]
+  u64 source_pitch;     // elements between two sources' slots
+  u64 ld_slot;
+  u64 out;              // element* [rows, n]
+  u64 ld_out;
+  u64 signals;          // u32*: signal of (source, row tile, column tile) at
+  u32 source_stride;    //   source * source_stride + row tile * row_stride + column tile * column_stride
+  u32 row_stride;
+  u32 column_stride;
+  u32 rows, n;
+  u32 world_size;
+  u32 epoch;
+  u32 reserved;
+  WaitBound wait;
+};
