@@ -1,0 +1,51 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod chunk;
+mod order;
+mod peers;
+mod shard;
+
+pub use chunk::Chunks;
+pub use order::{RowTile, Tile, TileOrder, TileShape};
+pub use peers::{arrival_order, push_order};
+pub use shard::Shards;
+
+/// What a caller can get wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// A group of zero ranks was asked for.
+    NoRanks,
+    /// The rank is not below the world size.
+    RankOutOfRange {
+        /// The rank that was given.
+        rank: usize,
+        /// Ranks run from 0 to this, exclusive.
+        world_size: usize,
+    },
+    /// A tile or a chunk of zero rows or columns.
+    ZeroExtent {
+        /// Which extent was zero.
+        what: &'static str,
+    },
+}
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match *self {
+            Error::NoRanks => write!(f, "the world size is 0; a group has at least one rank"),
+            Error::RankOutOfRange { rank, world_size } => {
+                write!(
+                    f,
+                    "rank {rank} is out of range; a group of {world_size} has ranks 0 to {}",
+                    world_size.saturating_sub(1)
+                )
+            }
+            Error::ZeroExtent { what } => write!(f, "{what} is 0; it must be at least 1"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
