@@ -1,0 +1,259 @@
+//! Streams and events of the CUDA backend.
+
+use super::{CudaDevice, check, driver_error};
+use crate::{Address, Result, WaitPoint};
+use cudarc::driver::sys::{self, CUevent, CUstream, CUstreamBatchMemOpParams, CUstreamBatchMemOpType};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// `cuStreamBatchMemOp` takes at most 256 operations.
+const BATCH: usize = 256;
+
+/// A stream of a GPU, its own or borrowed from the caller.
+#[derive(Debug)]
+pub struct CudaStream {
+    device: Arc<CudaDevice>,
+    raw: CUstream,
+    owned: bool,
+}
+
+// SAFETY: the driver's streams may be used from any thread.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl CudaStream {
+    pub(crate) fn new(device: &Arc<CudaDevice>, high_priority: bool) -> Result<Self> {
+        device.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both are valid places for the results.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+        })?;
+        let priority = if high_priority { greatest } else { least };
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `raw` is a valid place for the result.
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(&raw mut raw, flags, priority)
+        })?;
+        Ok(Self { device: Arc::clone(device), raw, owned: true })
+    }
+
+    /// # Safety
+    /// `raw` is a stream of `device`'s primary context that outlives the result.
+    pub(crate) unsafe fn borrow(device: &Arc<CudaDevice>, raw: CUstream) -> Self {
+        Self { device: Arc::clone(device), raw, owned: false }
+    }
+
+    /// The driver's handle.
+    pub const fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// The device it belongs to.
+    pub const fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
+    /// # Safety
+    /// As for [`crate::Stream::copy`].
+    pub(crate) unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // SAFETY: the caller's promise; the driver finds out from the addresses where they lie.
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes, self.raw) })
+    }
+
+    /// # Safety
+    /// As for [`crate::Stream::write_values`].
+    pub(crate) unsafe fn write_values(&self, values: &[(Address, u32)]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.batch(values.iter().map(|&(word, value)| write_value(word, value))) }
+    }
+
+    /// The stream marks in host memory that it is about to wait, waits, and marks that it has passed: the watchdog
+    /// reads the marks.
+    ///
+    /// # Safety
+    /// As for [`crate::Stream::wait_values`].
+    pub(crate) unsafe fn wait_values(&self, point: &Arc<WaitPoint>, wanted: u32) -> Result<()> {
+        let Some(marks) = point.marks() else { return Ok(()) };
+        let waits = point.signals().iter().map(|&(word, _)| wait_value(word, wanted));
+        let before = std::iter::once(write_value(marks.before, wanted));
+        let after = std::iter::once(write_value(marks.after, wanted));
+        // SAFETY: the caller's promise; the marks live as long as the wait point.
+        unsafe { self.batch(before.chain(waits).chain(after)) }
+    }
+
+    /// # Safety
+    /// Every operation's address is a live, 4-byte aligned word that this device can address.
+    unsafe fn batch(&self, operations: impl Iterator<Item = CUstreamBatchMemOpParams>) -> Result<()> {
+        self.device.bind()?;
+        // On the stack: a call of an op allocates nothing.
+        let mut batch = [CUstreamBatchMemOpParams { pad: [0; 6] }; BATCH];
+        let mut count = 0;
+        let mut operations = operations.peekable();
+        while let Some(operation) = operations.next() {
+            batch[count] = operation;
+            count += 1;
+            if count == BATCH || operations.peek().is_none() {
+                // SAFETY: `count` operations are initialised; the addresses are the caller's promise.
+                check("cuStreamBatchMemOp", unsafe {
+                    sys::cuStreamBatchMemOp_v2(
+                        self.raw,
+                        u32::try_from(count).unwrap_or(0),
+                        batch.as_mut_ptr(),
+                        0,
+                    )
+                })?;
+                count = 0;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn record(&self, event: &CudaEvent) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: both handles are alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw, self.raw) })
+    }
+
+    pub(crate) fn wait(&self, event: &CudaEvent) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: both handles are alive.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the handle is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// # Safety
+    /// As for [`crate::Stream::upload`].
+    pub(crate) unsafe fn upload(&self, to: Address, data: &[u8]) -> Result<()> {
+        // SAFETY: the caller's promise; `data` outlives the copy, because this waits for it.
+        unsafe { self.copy(to, Address::from(data.as_ptr().cast_mut()), data.len())? };
+        self.synchronize()
+    }
+
+    /// # Safety
+    /// As for [`crate::Stream::download`].
+    pub(crate) unsafe fn download(&self, data: &mut [u8], from: Address) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.copy(Address::from(data.as_mut_ptr()), from, data.len())? };
+        self.synchronize()
+    }
+
+    /// Launches a kernel whose only parameter is `params`.
+    ///
+    /// # Safety
+    /// `function` takes exactly one by-value parameter of type `P`, and everything that it reads and writes is live
+    /// until it has ended.
+    pub unsafe fn launch<P: bytemuck::Pod>(
+        &self,
+        function: sys::CUfunction,
+        grid: u32,
+        threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<()> {
+        self.device.bind()?;
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the parameter before it returns; the rest is the caller's promise.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function,
+                grid,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                self.raw,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.owned {
+            let destroyed = self.device.bind().and_then(|()| {
+                // SAFETY: created by this type, destroyed once; the driver ends what is queued first.
+                check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) })
+            });
+            if let Err(error) = destroyed {
+                tracing::warn!(%error, "a stream could not be destroyed");
+            }
+        }
+    }
+}
+
+/// An event of a GPU, without timing.
+#[derive(Debug)]
+pub struct CudaEvent {
+    device: Arc<CudaDevice>,
+    raw: CUevent,
+}
+
+// SAFETY: the driver's events may be used from any thread.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    pub(crate) fn new(device: &Arc<CudaDevice>) -> Result<Self> {
+        device.bind()?;
+        let raw = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+            .map_err(|error| driver_error("cuEventCreate", error))?;
+        Ok(Self { device: Arc::clone(device), raw })
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        let destroyed = self.device.bind().and_then(|()| {
+            // SAFETY: created by this type, destroyed once.
+            check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) })
+        });
+        if let Err(error) = destroyed {
+            tracing::warn!(%error, "an event could not be destroyed");
+        }
+    }
+}
+
+fn write_value(word: Address, value: u32) -> CUstreamBatchMemOpParams {
+    CUstreamBatchMemOpParams {
+        writeValue: sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+            operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address: word.0,
+            __bindgen_anon_1:
+                sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 { value },
+            // The default flags fence: what the stream wrote before is visible before the value is.
+            flags: sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32,
+            alias: 0,
+        },
+    }
+}
+
+fn wait_value(word: Address, value: u32) -> CUstreamBatchMemOpParams {
+    CUstreamBatchMemOpParams {
+        waitValue: sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st {
+            operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            address: word.0,
+            __bindgen_anon_1:
+                sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 { value },
+            // Cyclic: (seen - value) as i32 >= 0.
+            flags: sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
+            alias: 0,
+        },
+    }
+}

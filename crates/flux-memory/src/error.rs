@@ -1,0 +1,90 @@
+//! What can go wrong with devices and memory.
+
+use crate::Placement;
+
+/// What can go wrong with devices and memory, and what to do about it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no CUDA driver on this machine.
+    #[error(
+        "no CUDA driver: could not open {library} ({reason}); install the NVIDIA driver, or use the host backend"
+    )]
+    NoCudaDriver {
+        /// The library that was looked for.
+        library: &'static str,
+        /// The loader's words.
+        reason: String,
+    },
+    /// There is a CUDA driver, but no such GPU.
+    #[error("there is no GPU {ordinal}: the CUDA driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
+    NoSuchDevice {
+        /// The ordinal that was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// An allocation failed.
+    #[error(
+        "out of memory: {bytes} bytes of {placement} memory could not be allocated on {device}; \
+         use a smaller problem or fewer ranks per device"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+        /// Where.
+        placement: Placement,
+        /// On which device.
+        device: String,
+    },
+    /// Two GPUs cannot address each other's memory.
+    #[error(
+        "GPU {from} cannot access the memory of GPU {to}; put the peers' buffers into pinned host memory"
+    )]
+    NoPeerAccess {
+        /// The device that would access.
+        from: usize,
+        /// The device whose memory it is.
+        to: usize,
+    },
+    /// A call into the CUDA driver failed.
+    #[error("{call} failed: {name} ({description})")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's name for the error.
+        name: String,
+        /// The driver's words.
+        description: String,
+    },
+    /// A stream, event or buffer of one backend was used with another's.
+    #[error(
+        "{what} belongs to another backend than the stream it is used with; build both from the same device"
+    )]
+    BackendMismatch {
+        /// What was passed.
+        what: &'static str,
+    },
+    /// An access outside of a buffer.
+    #[error("bytes {offset} to {end} are outside of a buffer of {bytes} bytes")]
+    OutOfBounds {
+        /// The first byte.
+        offset: usize,
+        /// The byte after the last.
+        end: usize,
+        /// The buffer's size.
+        bytes: usize,
+    },
+    /// The operating system refused a thread.
+    #[error("could not start a worker thread: {reason}; use fewer ranks or raise the limit on threads")]
+    NoThread {
+        /// The system's words.
+        reason: String,
+    },
+    /// Work on a host stream panicked; the stream takes no more work.
+    #[error("work on a host stream panicked: {message}")]
+    StreamPanicked {
+        /// The panic's message.
+        message: String,
+    },
+}

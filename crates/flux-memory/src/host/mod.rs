@@ -1,0 +1,8 @@
+//! The host backend: ordinary memory, real atomics, a thread per stream.
+
+pub(crate) mod memory;
+mod stream;
+mod wait;
+
+pub use stream::{HostEvent, HostStream};
+pub use wait::wait;

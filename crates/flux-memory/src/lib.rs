@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+
+mod address;
+mod buffer;
+pub mod cuda;
+mod device;
+mod error;
+pub mod host;
+mod signal;
+mod stream;
+mod symmetric;
+mod wait;
+mod watchdog;
+
+pub use address::Address;
+pub use buffer::{Buffer, Placement};
+pub use device::{Backend, Device};
+pub use error::Error;
+pub use signal::{next_epoch, reached};
+pub use stream::{Event, Stream};
+pub use symmetric::{SymmetricBuffer, SymmetricSignals};
+pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,191 @@
+//! Every wait is bounded.
+//!
+//! The first wait of a rank that outlives its budget leaves a [`Fault`] in the rank's [`FaultLog`] and raises its flag;
+//! all other waits of that rank then give up at once, so that everything enqueued ends, with a wrong result and a
+//! recorded reason. Kernels and host threads watch the budget themselves; for a wait of a GPU's stream, which has no
+//! time limit, the [watchdog](crate::watchdog) does.
+
+use crate::{Address, Buffer, Device, Placement, Result, Stream, watchdog};
+use bytemuck::{Pod, Zeroable};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A wait that was not satisfied in time. Laid out as in `kernels/params.cuh`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Fault {
+    /// 0: none, 1: written.
+    pub state: u32,
+    /// The rank that waited.
+    pub rank: u32,
+    /// The rank it waited for.
+    pub peer: u32,
+    /// The number of the operation.
+    pub op: u32,
+    /// Row tile in the upper half, column tile in the lower; [`WaitSite::NO_TILE`] if a stream waited.
+    pub tile: u32,
+    /// Index of the signal.
+    pub signal: u32,
+    /// What the signal showed.
+    pub seen: u32,
+    /// What it was waited to reach.
+    pub wanted: u32,
+}
+
+/// What a kernel needs to bound its waits. Laid out as in `kernels/params.cuh`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct WaitBound {
+    /// A [`Fault`] in host memory that the device can write.
+    pub record: Address,
+    /// A word of the device, non-zero once a wait of this rank has expired.
+    pub flag: Address,
+    /// How long a wait may last, in nanoseconds.
+    pub budget_ns: u64,
+    /// The rank that waits.
+    pub rank: u32,
+    /// The number of the operation, for the record.
+    pub op: u32,
+}
+
+/// Who is waited for, and for what: the words of the error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitSite {
+    /// The rank that raises the signal.
+    pub peer: u32,
+    /// Row tile in the upper half, column tile in the lower.
+    pub tile: u32,
+    /// Index of the signal.
+    pub signal: u32,
+}
+
+impl WaitSite {
+    /// The wait is of a stream, not of a tile.
+    pub const NO_TILE: u32 = u32::MAX;
+}
+
+/// One rank's record of its first expired wait.
+#[derive(Debug)]
+pub struct FaultLog {
+    rank: u32,
+    budget: Duration,
+    /// A [`Fault`] that kernels write, and one word of scratch for the watchdog.
+    record: Buffer,
+    flag: Buffer,
+    from_watchdog: Mutex<Option<Fault>>,
+    /// Where the watchdog reads and writes signals while the rank's other streams are stuck.
+    rescue: Option<Stream>,
+}
+
+impl FaultLog {
+    /// A log for `rank`, whose waits may each last `budget`.
+    pub fn new(device: &Device, rank: u32, budget: Duration) -> Result<Arc<Self>> {
+        let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
+        let flag = Buffer::allocate(device, size_of::<u32>(), Placement::Device)?;
+        let rescue = device.as_cuda().map(|_| device.transfer_stream()).transpose()?;
+        Ok(Arc::new(Self { rank, budget, record, flag, from_watchdog: Mutex::new(None), rescue }))
+    }
+
+    /// What operation `op`'s kernels need to bound their waits.
+    pub fn bound(&self, op: u32) -> WaitBound {
+        WaitBound {
+            record: self.record.address(),
+            flag: self.flag.address(),
+            budget_ns: u64::try_from(self.budget.as_nanos()).unwrap_or(u64::MAX),
+            rank: self.rank,
+            op,
+        }
+    }
+
+    /// How long a wait may last.
+    pub const fn budget(&self) -> Duration {
+        self.budget
+    }
+
+    /// The first wait that expired, if one has. Looks only at host memory.
+    pub fn fault(&self) -> Option<Fault> {
+        let record: *mut Fault = self.record.address().as_ptr();
+        // SAFETY: the record is host memory of this log; whoever writes it stores `state` last, with release, and
+        // writes it once, so after the acquire it does not change any more.
+        let from_kernel = unsafe {
+            (AtomicU32::from_ptr(&raw mut (*record).state).load(Ordering::Acquire) != 0)
+                .then(|| record.read_volatile())
+        };
+        from_kernel.or_else(|| *self.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A place in a stream that waits for `signals`, which lie on this rank's device.
+    pub fn wait_point(
+        self: &Arc<Self>,
+        op: u32,
+        signals: Vec<(Address, WaitSite)>,
+    ) -> Result<Arc<WaitPoint>> {
+        let marks = match &self.rescue {
+            None => None,
+            Some(stream) => {
+                Some(Buffer::allocate(&stream.device(), 2 * size_of::<u32>(), Placement::PinnedHost)?)
+            }
+        };
+        let point = Arc::new(WaitPoint { log: Arc::clone(self), op, signals, marks });
+        if point.marks.is_some() {
+            watchdog::watch(&point);
+        }
+        Ok(point)
+    }
+
+    pub(crate) fn rescue(&self) -> Option<(&Stream, Address, Address)> {
+        let scratch = self.record.address().add(size_of::<Fault>());
+        self.rescue.as_ref().map(|stream| (stream, scratch, self.flag.address()))
+    }
+
+    pub(crate) fn report(&self, fault: Fault) {
+        self.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+    }
+}
+
+/// A place in a stream where it waits, call after call, for the same signals.
+#[derive(Debug)]
+pub struct WaitPoint {
+    log: Arc<FaultLog>,
+    op: u32,
+    signals: Vec<(Address, WaitSite)>,
+    /// Two words of host memory in which a GPU's stream leaves what it is about to wait for, and what it has passed.
+    marks: Option<Buffer>,
+}
+
+pub(crate) struct Marks {
+    pub(crate) before: Address,
+    pub(crate) after: Address,
+}
+
+impl WaitPoint {
+    /// The signals, and what to say if one is not raised.
+    pub fn signals(&self) -> &[(Address, WaitSite)] {
+        &self.signals
+    }
+
+    pub(crate) fn bound(&self) -> WaitBound {
+        self.log.bound(self.op)
+    }
+
+    pub(crate) fn log(&self) -> &FaultLog {
+        &self.log
+    }
+
+    pub(crate) fn marks(&self) -> Option<Marks> {
+        let before = self.marks.as_ref()?.address();
+        Some(Marks { before, after: before.add(size_of::<u32>()) })
+    }
+
+    /// What the stream waits for at this moment; `None` if it is not at this point.
+    pub(crate) fn waiting_for(&self) -> Option<u32> {
+        let marks = self.marks()?;
+        // SAFETY: the marks are host memory of this wait point, written by the stream with single 32-bit stores.
+        let (before, after) = unsafe {
+            let after = AtomicU32::from_ptr(marks.after.as_ptr()).load(Ordering::Acquire);
+            (AtomicU32::from_ptr(marks.before.as_ptr()).load(Ordering::Acquire), after)
+        };
+        (before != after).then_some(before)
+    }
+}
