@@ -1,0 +1,278 @@
+//! AllGather: every rank's rows come to every rank, chunk by chunk, each followed by its signal.
+//!
+//! A call, for one rank: [`AllGather::enqueue`] starts the transfers; then whatever reads the gathered rows (a GEMM that
+//! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else); then
+//! [`AllGather::release`], which lets the peers overwrite what was read.
+
+use crate::link::{Link, PeerWords, check_rank};
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
+use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
+use std::sync::Arc;
+
+/// What an [`AllGather`] is built for.
+#[derive(Clone, Debug)]
+pub struct AllGatherSpec {
+    /// The largest number of rows of a call, all ranks' together.
+    pub max_rows: usize,
+    /// Bytes of a row; rows follow each other without a gap.
+    pub row_bytes: usize,
+    /// Rows of a chunk.
+    pub chunk_rows: usize,
+    /// Who moves the data.
+    pub direction: Direction,
+    /// Where the gathered rows lie.
+    pub placement: Placement,
+    /// The number of the operation, for fault records.
+    pub op: u32,
+    /// A fault to rehearse.
+    pub signal_loss: Option<SignalLoss>,
+}
+
+/// The buffers, signals and streams of an AllGather among the ranks of this process.
+#[derive(Debug)]
+pub struct AllGather {
+    transfer: Box<dyn DataTransfer>,
+    spec: AllGatherSpec,
+    largest: Chunks,
+    gathered: SymmetricBuffer,
+    signals: SymmetricSignals,
+    /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
+    acks: PeerWords,
+    /// Pull: the peer's shard may be read.
+    ready: PeerWords,
+    /// The peer's whole shard has arrived.
+    arrived: PeerWords,
+    ranks: Vec<Rank>,
+}
+
+#[derive(Debug)]
+struct Rank {
+    link: Link,
+    /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
+    may_move: Vec<Arc<WaitPoint>>,
+    /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
+    may_overwrite: Arc<WaitPoint>,
+    all_arrived: Arc<WaitPoint>,
+}
+
+impl AllGather {
+    /// Allocates for every rank a buffer of `max_rows` rows, and the signals.
+    pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
+        let world_size = members.world_size();
+        let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
+        let gathered =
+            SymmetricBuffer::allocate(&members.devices, spec.max_rows * spec.row_bytes, spec.placement)?;
+        let words = |row: usize| PeerWords { first: largest.signals() + row * world_size };
+        let (acks, ready, arrived) = (words(0), words(1), words(2));
+        let signals = SymmetricSignals::allocate(&members.devices, largest.signals() + 3 * world_size)?;
+        let before_moving = if spec.direction == Direction::Push { acks } else { ready };
+        let ranks = Link::all(members)?
+            .into_iter()
+            .enumerate()
+            .map(|(rank, link)| {
+                let log = &members.faults[rank];
+                let others = || (0..world_size).filter(move |&peer| peer != rank);
+                Ok(Rank {
+                    link,
+                    may_move: (0..world_size)
+                        .map(|peer| {
+                            before_moving.wait_point(&signals, log, spec.op, rank, std::iter::once(peer))
+                        })
+                        .collect::<Result<_>>()?,
+                    may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
+                    all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { transfer, spec, largest, gathered, signals, acks, ready, arrived, ranks })
+    }
+
+    /// The gathered rows of `rank`: `[rows, row_bytes]`.
+    pub fn gathered(&self, rank: usize) -> Address {
+        self.gathered.address(rank)
+    }
+
+    /// `rank`'s signals: the gates that [`Chunks::gate`] names are indices into them.
+    pub fn gates(&self, rank: usize) -> Address {
+        self.signals.word(rank, 0)
+    }
+
+    /// How a call with `rows` rows is cut into chunks.
+    pub fn chunks(&self, rows: usize) -> Result<Chunks> {
+        let max_rows = self.spec.max_rows;
+        if rows > max_rows {
+            return Err(Error::TooManyRows { rows, max_rows });
+        }
+        let shards = Shards::new(rows, self.ranks.len())?;
+        Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
+    }
+
+    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::enqueue`], to save a copy. Only
+    /// after the caller's stream has passed the previous call of this rank, and only when pushing: when pulling, the
+    /// peers may still read the previous shard there.
+    pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
+        check_rank(rank, self.ranks.len())?;
+        Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
+    }
+
+    /// Starts `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
+    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it.
+    ///
+    /// # Safety
+    /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
+    /// the same sequence of calls, with the same rows; epochs rise by one from 1.
+    pub unsafe fn enqueue(
+        &self,
+        rank: usize,
+        epoch: u32,
+        rows: usize,
+        shard: Address,
+        compute: &Stream,
+    ) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let chunks = self.chunks(rows)?;
+        let own = chunks.shards().range(rank);
+        let own_place = self.shard(rank, rows)?;
+        let state = &self.ranks[rank];
+        state.link.follow_previous(compute)?;
+        // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
+        // the shard. The epochs keep the peers' accesses apart.
+        unsafe {
+            if self.spec.direction == Direction::Push {
+                state.link.fork(compute)?;
+                self.push(rank, epoch, &chunks, shard)?;
+            } else {
+                compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))?;
+            }
+            if shard != own_place {
+                compute.copy(own_place, shard, own.len() * self.spec.row_bytes)?;
+            }
+            if self.spec.direction == Direction::Pull {
+                self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
+                state.link.fork(compute)?;
+                self.pull(rank, epoch, &chunks)?;
+            }
+        }
+        state.link.end()
+    }
+
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    unsafe fn push(&self, rank: usize, epoch: u32, chunks: &Chunks, shard: Address) -> Result<()> {
+        let state = &self.ranks[rank];
+        let first_row = chunks.shards().range(rank).start;
+        for peer in push_order(rank, self.ranks.len()) {
+            // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
+            unsafe {
+                state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
+                for index in 0..chunks.count(rank) {
+                    let row_bytes = self.spec.row_bytes;
+                    let from = shard.add((chunks.rows(rank, index).start - first_row) * row_bytes);
+                    self.move_chunk(rank, peer, rank, index, chunks, from, epoch)?;
+                }
+                self.raise_arrived(rank, peer, epoch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks) -> Result<()> {
+        let state = &self.ranks[rank];
+        for peer in arrival_order(rank, self.ranks.len()) {
+            // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
+            unsafe {
+                state.link.transfers.wait_values(&state.may_move[peer], epoch)?;
+                for index in 0..chunks.count(peer) {
+                    let from = self.gathered(peer).add(chunks.rows(peer, index).start * self.spec.row_bytes);
+                    self.move_chunk(peer, rank, peer, index, chunks, from, epoch)?;
+                }
+                self.raise_arrived(peer, rank, epoch)?;
+                let done = std::iter::once(peer);
+                self.acks.raise(&self.signals, &state.link.transfers, rank, done, epoch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves chunk `index` of `shard` from rank `from` to rank `to`, on the stream of whoever moves it.
+    ///
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn move_chunk(
+        &self,
+        from: usize,
+        to: usize,
+        shard: usize,
+        index: usize,
+        chunks: &Chunks,
+        source: Address,
+        epoch: u32,
+    ) -> Result<()> {
+        let rows = chunks.rows(shard, index);
+        let signal = self.signals.word(to, chunks.signal(shard, index));
+        let chunk = Chunk {
+            from: source,
+            to: self.gathered(to).add(rows.start * self.spec.row_bytes),
+            bytes: rows.len() * self.spec.row_bytes,
+            signal: if self.is_lost(from, to) { Address::NULL } else { signal },
+        };
+        let mover = if self.spec.direction == Direction::Push { from } else { to };
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer.move_chunk(&self.ranks[mover].link.transfers, &chunk, epoch) }
+    }
+
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32) -> Result<()> {
+        if self.is_lost(from, to) {
+            return Ok(());
+        }
+        let mover = if self.spec.direction == Direction::Push { from } else { to };
+        let transfers = &self.ranks[mover].link.transfers;
+        // SAFETY: the caller's promise.
+        unsafe { self.arrived.raise(&self.signals, transfers, from, std::iter::once(to), epoch) }
+    }
+
+    /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`.
+    ///
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    pub unsafe fn wait_for_all(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        // SAFETY: the signals belong to this op.
+        unsafe { compute.wait_values(&self.ranks[rank].all_arrived, epoch) }.map_err(Error::from)
+    }
+
+    /// `compute` has enqueued its last reader of call `epoch`: the peers may overwrite `rank`'s gathered rows after it.
+    ///
+    /// # Safety
+    /// As for [`AllGather::enqueue`].
+    pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let link = &self.ranks[rank].link;
+        if self.spec.direction == Direction::Push {
+            // SAFETY: the signals belong to this op.
+            unsafe { self.acks.raise(&self.signals, compute, rank, self.others(rank), epoch)? };
+        }
+        link.join(compute)?;
+        link.release(compute)
+    }
+
+    fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.ranks.len()).filter(move |&peer| peer != rank)
+    }
+
+    fn is_lost(&self, from: usize, to: usize) -> bool {
+        self.spec.signal_loss == Some(SignalLoss { from, to })
+    }
+}
+
+impl Drop for AllGather {
+    fn drop(&mut self) {
+        self.ranks.iter().for_each(|rank| rank.link.settle());
+    }
+}

@@ -1,0 +1,31 @@
+//! What can go wrong with transfers.
+
+/// What can go wrong with transfers, and what to do about it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device or its memory failed.
+    #[error(transparent)]
+    Memory(#[from] flux_memory::Error),
+    /// The sizes make no sense.
+    #[error(transparent)]
+    Swizzle(#[from] flux_swizzle::Error),
+    /// A rank outside the group.
+    #[error("rank {rank} is out of range; the group has ranks 0 to {}", world_size.saturating_sub(1))]
+    RankOutOfRange {
+        /// The rank that was given.
+        rank: usize,
+        /// Ranks run from 0 to this, exclusive.
+        world_size: usize,
+    },
+    /// More rows than the buffers were made for.
+    #[error(
+        "{rows} rows are more than the {max_rows} that the buffers were made for; build the op for more rows"
+    )]
+    TooManyRows {
+        /// What was asked for.
+        rows: usize,
+        /// What there is room for.
+        max_rows: usize,
+    },
+}

@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+
+mod all_gather;
+mod error;
+mod link;
+mod scatter;
+mod transfer;
+
+pub use all_gather::{AllGather, AllGatherSpec};
+pub use error::Error;
+pub use link::{Members, SignalLoss};
+pub use scatter::{Scatter, ScatterSpec};
+pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,152 @@
+//! What each rank needs to take part in a transfer.
+
+use crate::{Error, Result};
+use flux_memory::{Address, Device, Event, FaultLog, Stream, SymmetricSignals, WaitPoint, WaitSite};
+use std::sync::Arc;
+
+/// The ranks of a group that live in this process: where each computes, and where its expired waits are recorded.
+#[derive(Clone, Debug)]
+pub struct Members {
+    /// Rank r's device.
+    pub devices: Vec<Device>,
+    /// Rank r's log.
+    pub faults: Vec<Arc<FaultLog>>,
+}
+
+impl Members {
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.devices.len()
+    }
+}
+
+/// A fault to rehearse: every data signal from one rank to another is lost. What waits for it runs into its budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalLoss {
+    /// The rank that raises the signals.
+    pub from: usize,
+    /// The rank that never sees them.
+    pub to: usize,
+}
+
+/// One rank's transfer stream, and the events that tie it to the caller's stream.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) transfers: Stream,
+    begin: Event,
+    end: Event,
+    released: Event,
+}
+
+impl Link {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        Ok(Self {
+            transfers: device.transfer_stream()?,
+            begin: Event::new(device)?,
+            end: Event::new(device)?,
+            released: Event::new(device)?,
+        })
+    }
+
+    pub(crate) fn all(members: &Members) -> Result<Vec<Self>> {
+        members.devices.iter().map(Self::new).collect()
+    }
+
+    /// A call may come on another stream than the one before it: it begins after that one's end.
+    pub(crate) fn follow_previous(&self, compute: &Stream) -> Result<()> {
+        Ok(compute.wait(&self.released)?)
+    }
+
+    /// Transfers from here on see what `compute` has done so far.
+    pub(crate) fn fork(&self, compute: &Stream) -> Result<()> {
+        compute.record(&self.begin)?;
+        Ok(self.transfers.wait(&self.begin)?)
+    }
+
+    /// Marks the end of this call's transfers.
+    pub(crate) fn end(&self) -> Result<()> {
+        Ok(self.transfers.record(&self.end)?)
+    }
+
+    /// `compute` goes on only after this call's transfers.
+    pub(crate) fn join(&self, compute: &Stream) -> Result<()> {
+        Ok(compute.wait(&self.end)?)
+    }
+
+    /// Marks the end of the call on `compute`.
+    pub(crate) fn release(&self, compute: &Stream) -> Result<()> {
+        Ok(compute.record(&self.released)?)
+    }
+
+    /// Waits on this thread for all calls and transfers to end: memory may be freed afterwards.
+    pub(crate) fn settle(&self) {
+        let ended = self.transfers.wait(&self.released).and_then(|()| self.transfers.synchronize());
+        if let Err(error) = ended {
+            tracing::warn!(%error, "transfers ended with an error");
+        }
+    }
+}
+
+pub(crate) fn check_rank(rank: usize, world_size: usize) -> Result<()> {
+    if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
+}
+
+/// A row of signals with one word per peer, at the same place in every rank's array.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerWords {
+    pub(crate) first: usize,
+}
+
+impl PeerWords {
+    /// `rank`'s word that `peer` raises.
+    pub(crate) fn word(self, signals: &SymmetricSignals, rank: usize, peer: usize) -> Address {
+        signals.word(rank, self.first + peer)
+    }
+
+    /// `rank` waits for the words of all `peers`.
+    pub(crate) fn wait_point(
+        self,
+        signals: &SymmetricSignals,
+        log: &Arc<FaultLog>,
+        op: u32,
+        rank: usize,
+        peers: impl Iterator<Item = usize>,
+    ) -> Result<Arc<WaitPoint>> {
+        let site = |peer: usize| WaitSite {
+            peer: u32::try_from(peer).unwrap_or(u32::MAX),
+            tile: WaitSite::NO_TILE,
+            signal: u32::try_from(self.first + peer).unwrap_or(u32::MAX),
+        };
+        let words = peers.map(|peer| (self.word(signals, rank, peer), site(peer))).collect();
+        Ok(log.wait_point(op, words)?)
+    }
+
+    /// `rank` raises its word at each of `peers`.
+    ///
+    /// # Safety
+    /// The signals live until `stream` has done this.
+    pub(crate) unsafe fn raise(
+        self,
+        signals: &SymmetricSignals,
+        stream: &Stream,
+        rank: usize,
+        peers: impl Iterator<Item = usize>,
+        epoch: u32,
+    ) -> Result<()> {
+        // On the stack: a call allocates nothing. Worlds larger than this take several driver calls.
+        const BATCH: usize = 64;
+        let mut batch = [(Address::NULL, epoch); BATCH];
+        let mut count = 0;
+        for peer in peers {
+            batch[count].0 = self.word(signals, peer, rank);
+            count += 1;
+            if count == BATCH {
+                // SAFETY: the caller's promise.
+                unsafe { stream.write_values(&batch[..count])? };
+                count = 0;
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { stream.write_values(&batch[..count]) }.map_err(Error::from)
+    }
+}

@@ -1,0 +1,260 @@
+//! ReduceScatter without the reduction: every rank's partial rows come to the rank that owns them, each source into a
+//! slot of its own, so that the owner can sum them in rank order.
+//!
+//! Slots are filled in one of two ways: a GEMM writes its tiles straight into [`Scatter::slot`] and raises
+//! [`Scatter::tile_signals`]; or the GEMM writes to [`Scatter::partial`] and [`Scatter::enqueue`] moves the rows. Then the
+//! owner sums its slots, and [`Scatter::release`] lets the sources overwrite them.
+
+use crate::link::{Link, PeerWords, check_rank};
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
+use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_swizzle::{Chunks, Shards};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What a [`Scatter`] is built for.
+#[derive(Clone, Debug)]
+pub struct ScatterSpec {
+    /// The largest number of rows of a call, all ranks' together.
+    pub max_rows: usize,
+    /// Bytes from one row of a slot, or of the partial rows, to the next.
+    pub row_bytes: usize,
+    /// Rows of a chunk.
+    pub chunk_rows: usize,
+    /// Tile signals per source.
+    pub tiles: usize,
+    /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.
+    pub with_partial: bool,
+    /// Who moves the data.
+    pub direction: Direction,
+    /// Where slots and partial rows lie.
+    pub placement: Placement,
+    /// The number of the operation, for fault records.
+    pub op: u32,
+    /// A fault to rehearse.
+    pub signal_loss: Option<SignalLoss>,
+}
+
+/// The slots, signals and streams of a ReduceScatter among the ranks of this process.
+#[derive(Debug)]
+pub struct Scatter {
+    transfer: Box<dyn DataTransfer>,
+    spec: ScatterSpec,
+    slot_rows: usize,
+    slots: SymmetricBuffer,
+    partial: Option<SymmetricBuffer>,
+    signals: SymmetricSignals,
+    /// Takes the signals of a rehearsed loss.
+    lost: SymmetricSignals,
+    /// The source's rows have arrived in its slot.
+    arrived: PeerWords,
+    /// The destination has summed what this rank wrote to it.
+    acks: PeerWords,
+    /// Pull: the source's partial rows may be read.
+    ready: PeerWords,
+    /// Pull: the destination has read this rank's partial rows.
+    pulled: PeerWords,
+    ranks: Vec<Rank>,
+}
+
+#[derive(Debug)]
+struct Rank {
+    link: Link,
+    /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
+    may_move: Vec<Arc<WaitPoint>>,
+    /// All peers have read this rank's partial rows.
+    all_pulled: Arc<WaitPoint>,
+    /// The last epoch in which peers were to read them.
+    last_pull: AtomicU32,
+}
+
+impl Scatter {
+    /// Allocates for every rank its slots (one shard per source), the signals, and the partial rows if wanted.
+    pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: ScatterSpec) -> Result<Self> {
+        let world_size = members.world_size();
+        let shards = Shards::new(spec.max_rows, world_size)?;
+        Chunks::new(shards, spec.chunk_rows)?;
+        let (slot_rows, devices) = (shards.max_rows(), &members.devices);
+        let allocate =
+            |rows: usize| SymmetricBuffer::allocate(devices, rows * spec.row_bytes, spec.placement);
+        let slots = allocate(world_size * slot_rows)?;
+        let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
+        let words = |row: usize| PeerWords { first: (spec.tiles + row) * world_size };
+        let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
+        let signals = SymmetricSignals::allocate(devices, (spec.tiles + 4) * world_size)?;
+        let lost =
+            SymmetricSignals::allocate(devices, if spec.signal_loss.is_some() { spec.tiles } else { 0 })?;
+        let before_moving = if spec.direction == Direction::Push { acks } else { ready };
+        let ranks = Link::all(members)?
+            .into_iter()
+            .enumerate()
+            .map(|(rank, link)| {
+                let log = &members.faults[rank];
+                Ok(Rank {
+                    link,
+                    may_move: (0..world_size)
+                        .map(|peer| {
+                            before_moving.wait_point(&signals, log, spec.op, rank, std::iter::once(peer))
+                        })
+                        .collect::<Result<_>>()?,
+                    all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
+                    last_pull: AtomicU32::new(0),
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            transfer,
+            spec,
+            slot_rows,
+            slots,
+            partial,
+            signals,
+            lost,
+            arrived,
+            acks,
+            ready,
+            pulled,
+            ranks,
+        })
+    }
+
+    /// Rows of a slot.
+    pub const fn slot_rows(&self) -> usize {
+        self.slot_rows
+    }
+
+    /// The slot of `source` in the memory of `destination`.
+    pub fn slot(&self, destination: usize, source: usize) -> Address {
+        self.slots.address(destination).add(source * self.slot_rows * self.spec.row_bytes)
+    }
+
+    /// The signals that `source` raises at `destination`, tile by tile.
+    pub fn tile_signals(&self, destination: usize, source: usize) -> Address {
+        if self.is_lost(source, destination) {
+            return self.lost.word(destination, 0);
+        }
+        self.signals.word(destination, source * self.spec.tiles)
+    }
+
+    /// `rank`'s signals; the acknowledgement of each destination is [`Scatter::gate`] further on.
+    pub fn gates(&self, rank: usize) -> Address {
+        self.signals.word(rank, 0)
+    }
+
+    /// The index among a rank's signals that says that `destination` has summed the previous call.
+    pub const fn gate(&self, destination: usize) -> usize {
+        self.acks.first + destination
+    }
+
+    /// `rank`'s signals that a whole source's rows have arrived, one word per source.
+    pub fn arrived(&self, rank: usize) -> Address {
+        self.arrived.word(&self.signals, rank, 0)
+    }
+
+    /// `rank`'s partial rows `[max_rows, row_bytes]`; null without them.
+    pub fn partial(&self, rank: usize) -> Address {
+        self.partial.as_ref().map_or(Address::NULL, |partial| partial.address(rank))
+    }
+
+    /// `compute` begins a call of `rank`: it follows the previous one, and may overwrite the partial rows.
+    ///
+    /// # Safety
+    /// As for [`Scatter::enqueue`].
+    pub unsafe fn begin(&self, rank: usize, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        state.link.follow_previous(compute)?;
+        match state.last_pull.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            // SAFETY: the signals belong to this op.
+            epoch => unsafe { compute.wait_values(&state.all_pulled, epoch) }.map_err(Error::from),
+        }
+    }
+
+    /// Moves `rank`'s partial rows of call `epoch`, `rows` in all, which `compute` has just computed, to their owners.
+    ///
+    /// # Safety
+    /// Every rank makes the same sequence of calls, with the same rows and ways; epochs rise by one from 1.
+    pub unsafe fn enqueue(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
+        let world_size = self.ranks.len();
+        check_rank(rank, world_size)?;
+        if rows > self.spec.max_rows {
+            return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
+        }
+        let chunks = Chunks::new(Shards::new(rows, world_size)?, self.spec.chunk_rows)?;
+        let state = &self.ranks[rank];
+        let transfers = &state.link.transfers;
+        let push = self.spec.direction == Direction::Push;
+        // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the acknowledgements
+        // keep the peers' accesses apart.
+        unsafe {
+            if !push {
+                self.ready.raise(&self.signals, compute, rank, 0..world_size, epoch)?;
+                state.last_pull.store(epoch, Ordering::Relaxed);
+            }
+            state.link.fork(compute)?;
+            // From rank + 1 on, around to itself: in every step each rank is sent to by exactly one other.
+            for peer in (1..=world_size).map(|step| (rank + step) % world_size) {
+                let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
+                let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
+                transfers.wait_values(&state.may_move[peer], wanted)?;
+                self.move_rows(source, owner, &chunks, transfers, epoch)?;
+                if !self.is_lost(source, owner) {
+                    let owner = std::iter::once(owner);
+                    self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
+                }
+                if !push {
+                    self.pulled.raise(&self.signals, transfers, rank, std::iter::once(peer), epoch)?;
+                }
+            }
+        }
+        state.link.end()?;
+        state.link.join(compute)
+    }
+
+    /// # Safety
+    /// As for [`Scatter::enqueue`].
+    unsafe fn move_rows(
+        &self,
+        source: usize,
+        owner: usize,
+        chunks: &Chunks,
+        transfers: &Stream,
+        epoch: u32,
+    ) -> Result<()> {
+        let first_row = chunks.shards().range(owner).start;
+        for index in 0..chunks.count(owner) {
+            let rows = chunks.rows(owner, index);
+            let chunk = Chunk {
+                from: self.partial(source).add(rows.start * self.spec.row_bytes),
+                to: self.slot(owner, source).add((rows.start - first_row) * self.spec.row_bytes),
+                bytes: rows.len() * self.spec.row_bytes,
+                signal: Address::NULL,
+            };
+            // SAFETY: the caller's promise.
+            unsafe { self.transfer.move_chunk(transfers, &chunk, epoch)? };
+        }
+        Ok(())
+    }
+
+    /// `compute` has enqueued the sum of `rank`'s slots of call `epoch`: the sources may overwrite them after it.
+    ///
+    /// # Safety
+    /// As for [`Scatter::enqueue`].
+    pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        // SAFETY: the signals belong to this op.
+        unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
+        self.ranks[rank].link.release(compute)
+    }
+
+    fn is_lost(&self, from: usize, to: usize) -> bool {
+        self.spec.signal_loss == Some(SignalLoss { from, to })
+    }
+}
+
+impl Drop for Scatter {
+    fn drop(&mut self) {
+        self.ranks.iter().for_each(|rank| rank.link.settle());
+    }
+}

@@ -1,0 +1,191 @@
+//! Every world size, uneven shards, both directions, calls of varying size in a row, on the host backend.
+
+use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
+use flux_swizzle::Shards;
+use flux_transport::{
+    AllGather, AllGatherSpec, Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss,
+};
+use std::time::{Duration, Instant};
+
+const ROW: usize = 8;
+const DIRECTIONS: [Direction; 2] = [Direction::Push, Direction::Pull];
+const MAX_ROWS: usize = 41;
+
+fn members(world_size: usize, budget: Duration) -> Members {
+    let device = Device::host();
+    let log = |rank| FaultLog::new(&device, u32::try_from(rank).unwrap(), budget).unwrap();
+    Members { devices: vec![device.clone(); world_size], faults: (0..world_size).map(log).collect() }
+}
+
+fn streams(world_size: usize) -> Vec<Stream> {
+    (0..world_size).map(|_| Device::host().stream().unwrap()).collect()
+}
+
+/// What row `row` of rank `rank` holds in call `epoch`.
+fn row_bytes(epoch: u32, rank: usize, row: usize) -> [u8; ROW] {
+    (u64::from(epoch) << 40 | (rank as u64) << 20 | row as u64).to_ne_bytes()
+}
+
+fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
+    AllGatherSpec {
+        max_rows: MAX_ROWS,
+        row_bytes: ROW,
+        chunk_rows,
+        direction,
+        placement: Placement::Device,
+        op: 0,
+        signal_loss: None,
+    }
+}
+
+fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
+    ScatterSpec {
+        max_rows: MAX_ROWS,
+        row_bytes: ROW,
+        chunk_rows,
+        tiles: 0,
+        with_partial: true,
+        direction,
+        placement: Placement::Device,
+        op: 0,
+        signal_loss: None,
+    }
+}
+
+#[test]
+fn all_gather_brings_every_row_to_every_rank() {
+    for world_size in [1, 2, 3, 4, 5, 8] {
+        for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100)]) {
+            let members = members(world_size, Duration::from_secs(20));
+            let gather =
+                AllGather::new(Box::new(PeerCopy), &members, gather_spec(direction, chunk_rows)).unwrap();
+            let streams = streams(world_size);
+            let device = Device::host();
+            for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {
+                let shards = Shards::new(rows, world_size).unwrap();
+                let sources: Vec<_> = (0..world_size)
+                    .map(|rank| {
+                        let data: Vec<_> =
+                            shards.range(rank).flat_map(|row| row_bytes(epoch, rank, row)).collect();
+                        let buffer = Buffer::allocate(&device, data.len(), Placement::Device).unwrap();
+                        buffer.upload(&streams[rank], 0, &data).unwrap();
+                        buffer
+                    })
+                    .collect();
+                for rank in (0..world_size).rev() {
+                    // SAFETY: the sources live until all streams are synchronised below.
+                    unsafe {
+                        gather.enqueue(rank, epoch, rows, sources[rank].address(), &streams[rank]).unwrap();
+                    }
+                }
+                let expected: Vec<u8> = (0..world_size)
+                    .flat_map(|rank| shards.range(rank).flat_map(move |row| row_bytes(epoch, rank, row)))
+                    .collect();
+                for (rank, stream) in streams.iter().enumerate() {
+                    let mut gathered = vec![0xff; rows * ROW];
+                    // SAFETY: as above.
+                    unsafe {
+                        gather.wait_for_all(rank, epoch, stream).unwrap();
+                        stream.download(&mut gathered, gather.gathered(rank)).unwrap();
+                        gather.release(rank, epoch, stream).unwrap();
+                    }
+                    assert_eq!(gathered, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                }
+                streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            }
+            assert!(members.faults.iter().all(|log| log.fault().is_none()));
+        }
+    }
+}
+
+#[test]
+fn scatter_brings_every_row_into_its_owners_slots() {
+    for world_size in [1, 2, 3, 4, 5, 8] {
+        for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100)]) {
+            let members = members(world_size, Duration::from_secs(20));
+            let scatter =
+                Scatter::new(Box::new(PeerCopy), &members, scatter_spec(direction, chunk_rows)).unwrap();
+            let streams = streams(world_size);
+            for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {
+                for rank in (0..world_size).rev() {
+                    let data: Vec<_> = (0..rows).flat_map(|row| row_bytes(epoch, rank, row)).collect();
+                    // SAFETY: the partial rows belong to the scatter, and are overwritten only after `begin`.
+                    unsafe {
+                        scatter.begin(rank, &streams[rank]).unwrap();
+                        streams[rank].upload(scatter.partial(rank), &data).unwrap();
+                        scatter.enqueue(rank, epoch, rows, &streams[rank]).unwrap();
+                    }
+                }
+                for (rank, stream) in streams.iter().enumerate() {
+                    let own = Shards::new(rows, world_size).unwrap().range(rank);
+                    for source in 0..world_size {
+                        let expected: Vec<u8> =
+                            own.clone().flat_map(|row| row_bytes(epoch, source, row)).collect();
+                        wait_for(scatter.arrived(rank).add(4 * source), epoch);
+                        let mut slot = vec![0xff; expected.len()];
+                        // SAFETY: the slot belongs to the scatter; its rows have arrived.
+                        unsafe { stream.download(&mut slot, scatter.slot(rank, source)).unwrap() };
+                        assert_eq!(slot, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                    }
+                }
+                for (rank, stream) in streams.iter().enumerate() {
+                    // SAFETY: the slots have been read.
+                    unsafe { scatter.release(rank, epoch, stream).unwrap() };
+                }
+            }
+            assert!(members.faults.iter().all(|log| log.fault().is_none()));
+        }
+    }
+}
+
+fn wait_for(word: Address, epoch: u32) {
+    let begin = Instant::now();
+    // SAFETY: a live signal of the host backend.
+    let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(word.as_ptr()) };
+    while !flux_memory::reached(word.load(std::sync::atomic::Ordering::Acquire), epoch) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "a signal was not raised");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
+    for direction in DIRECTIONS {
+        let members = members(3, Duration::from_millis(200));
+        let spec =
+            AllGatherSpec { signal_loss: Some(SignalLoss { from: 2, to: 1 }), ..gather_spec(direction, 4) };
+        let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
+        let streams = streams(3);
+        let shard = Buffer::allocate(&Device::host(), MAX_ROWS * ROW, Placement::Device).unwrap();
+        let begin = Instant::now();
+        for (rank, stream) in streams.iter().enumerate() {
+            // SAFETY: the shard outlives the calls.
+            unsafe {
+                gather.enqueue(rank, 1, MAX_ROWS, shard.address(), stream).unwrap();
+                gather.wait_for_all(rank, 1, stream).unwrap();
+                gather.release(rank, 1, stream).unwrap();
+            }
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert!(begin.elapsed() < Duration::from_secs(3));
+        let fault = members.faults[1].fault().unwrap();
+        assert_eq!((fault.rank, fault.peer, fault.seen, fault.wanted), (1, 2, 0, 1));
+        assert_eq!(members.faults[0].fault(), None);
+    }
+}
+
+#[test]
+fn bad_arguments_are_errors() {
+    let members = members(2, Duration::from_secs(1));
+    let gather = AllGather::new(Box::new(PeerCopy), &members, gather_spec(Direction::Push, 4)).unwrap();
+    let stream = Device::host().stream().unwrap();
+    assert!(matches!(gather.chunks(MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
+    // SAFETY: nothing is enqueued.
+    unsafe {
+        let outside = gather.enqueue(2, 1, 1, Address::NULL, &stream);
+        assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
+    }
+    assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));
+    let no_rows = gather_spec(Direction::Push, 0);
+    assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, no_rows), Err(Error::Swizzle(_))));
+}
