@@ -166,4 +166,14 @@ impl Event {
             Device::Cuda(device) => Event::Cuda(CudaEvent::new(device)?),
         })
     }
+
+    /// Waits on the calling thread until the last [`Stream::record`] of this event has been reached; not at all if
+    /// there was none.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Event::Host(event) => event.synchronize(),
+            Event::Cuda(event) => event.synchronize()?,
+        }
+        Ok(())
+    }
 }

@@ -216,6 +216,12 @@ impl CudaEvent {
             .map_err(|error| driver_error("cuEventCreate", error))?;
         Ok(Self { device: Arc::clone(device), raw })
     }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the handle is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
 }
 
 impl Drop for CudaEvent {

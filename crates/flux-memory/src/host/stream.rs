@@ -154,6 +154,11 @@ impl EventState {
 }
 
 impl HostEvent {
+    pub(crate) fn synchronize(&self) {
+        let recorded = lock(&self.0.progress).recorded;
+        self.block_until(recorded);
+    }
+
     /// Bounded, because the work before the record is: streams end all they were given.
     fn block_until(&self, number: u64) {
         let mut progress = lock(&self.0.progress);

@@ -1,0 +1,145 @@
+//! The compiled kernels that are embedded: PTX and its manifest, as `cargo xtask build-kernels` wrote them.
+
+use crate::{DType, Error, Policy, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+const MANIFEST: &str = include_str!("../prebuilt/manifest.toml");
+
+macro_rules! embed {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../prebuilt/", $name, ".ptx")))),*]
+    };
+}
+
+/// Every kernel's PTX, by name. A test compares the names with the manifest's.
+const PTX: &[(&str, &str)] = embed![
+    "gemm_bf16_ag_scalar",
+    "gemm_bf16_ag_vector",
+    "gemm_bf16_plain_scalar",
+    "gemm_bf16_plain_vector",
+    "gemm_bf16_rs_scalar",
+    "gemm_bf16_rs_vector",
+    "gemm_f16_ag_scalar",
+    "gemm_f16_ag_vector",
+    "gemm_f16_plain_scalar",
+    "gemm_f16_plain_vector",
+    "gemm_f16_rs_scalar",
+    "gemm_f16_rs_vector",
+    "sum_bf16",
+    "sum_f16",
+];
+
+/// One compiled kernel, as the manifest describes it.
+#[derive(Clone, Debug, Deserialize)]
+#[non_exhaustive]
+pub struct KernelInfo {
+    /// Name of the variant.
+    pub name: String,
+    /// Name of the entry point in the PTX.
+    pub entry: String,
+    /// Rows of a tile.
+    pub tile_m: u32,
+    /// Columns of a tile.
+    pub tile_n: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Shared memory that a launch asks for, in bytes.
+    pub dynamic_smem_bytes: u32,
+    /// Size of the parameter, in bytes.
+    pub param_bytes: u32,
+    /// Bytes of registers that ptxas had to spill, on any architecture.
+    pub spill_bytes: u32,
+    /// PTX version, such as "8.4".
+    pub ptx_version: String,
+}
+
+impl KernelInfo {
+    /// The kernel's PTX.
+    pub fn ptx(&self) -> Option<&'static str> {
+        PTX.iter().find(|(name, _)| *name == self.name).map(|&(_, ptx)| ptx)
+    }
+}
+
+#[derive(Deserialize)]
+struct Manifest {
+    #[serde(rename = "kernel")]
+    kernels: Vec<KernelInfo>,
+}
+
+/// All embedded kernels by name.
+pub fn catalogue() -> Result<&'static BTreeMap<String, KernelInfo>> {
+    static CATALOGUE: OnceLock<Result<BTreeMap<String, KernelInfo>>> = OnceLock::new();
+    let catalogue = CATALOGUE.get_or_init(|| {
+        let manifest: Manifest =
+            toml::from_str(MANIFEST).map_err(|error| Error::NoKernel { name: error.to_string() })?;
+        Ok(manifest.kernels.into_iter().map(|kernel| (kernel.name.clone(), kernel)).collect())
+    });
+    catalogue.as_ref().map_err(Clone::clone)
+}
+
+/// How A and B are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Load {
+    /// 16 bytes at a time: pitches and addresses must be multiples of 16 bytes.
+    Vector,
+    /// One element at a time, for everything else.
+    Scalar,
+}
+
+pub(crate) fn gemm_name(dtype: DType, policy: Policy, load: Load) -> String {
+    let load = match load {
+        Load::Vector => "vector",
+        Load::Scalar => "scalar",
+    };
+    format!("gemm_{dtype}_{}_{load}", policy.name())
+}
+
+pub(crate) fn sum_name(dtype: DType) -> String {
+    format!("sum_{dtype}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GemmParams, SumParams};
+
+    const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
+
+    #[test]
+    fn the_manifest_describes_exactly_the_embedded_kernels() {
+        let names: Vec<_> = catalogue().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(names, PTX.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        for kernel in catalogue().unwrap().values() {
+            let ptx = kernel.ptx().unwrap();
+            assert!(ptx.contains(&format!(".entry {}(", kernel.entry)), "{}", kernel.name);
+            assert!(ptx.contains(&format!(".version {}", kernel.ptx_version)), "{}", kernel.name);
+            assert_eq!(kernel.spill_bytes, 0, "{}", kernel.name);
+        }
+    }
+
+    #[test]
+    fn every_launch_has_its_kernel_and_one_tile_shape() {
+        let catalogue = catalogue().unwrap();
+        for dtype in [DType::Bf16, DType::F16] {
+            let sum = &catalogue[&sum_name(dtype)];
+            for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
+                let gemm = &catalogue[&gemm_name(dtype, policy, load)];
+                assert_eq!((gemm.tile_m, gemm.tile_n), (sum.tile_m, sum.tile_n), "{}", gemm.name);
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_are_as_large_as_the_kernels_expect() {
+        for kernel in catalogue().unwrap().values() {
+            let expected = if kernel.name.starts_with("gemm") {
+                size_of::<GemmParams>()
+            } else {
+                size_of::<SumParams>()
+            };
+            assert_eq!(kernel.param_bytes as usize, expected, "{}", kernel.name);
+        }
+    }
+}

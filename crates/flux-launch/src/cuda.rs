@@ -1,0 +1,212 @@
+//! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
+
+use crate::catalogue::{Load, catalogue, gemm_name, sum_name};
+use crate::{DType, Error, GemmParams, KernelInfo, Policy, Result, SumParams};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
+use flux_memory::cuda::{CudaDevice, CudaStream, check};
+use flux_swizzle::TileShape;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
+/// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200), so eight are left.
+const SMS_FOR_COPIES: u32 = 8;
+
+/// The kernels of one GPU, and the share of it that each launch may fill.
+#[derive(Debug)]
+pub(crate) struct CudaLauncher {
+    device: Arc<CudaDevice>,
+    sharing: u32,
+    loaded: Mutex<HashMap<String, Loaded>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loaded {
+    module: CUmodule,
+    function: CUfunction,
+    threads: u32,
+    shared_bytes: u32,
+    /// The most blocks that one launch may run at once.
+    blocks: u32,
+}
+
+// SAFETY: the driver's modules and functions may be used from any thread.
+unsafe impl Send for Loaded {}
+
+impl CudaLauncher {
+    pub(crate) fn new(device: &Arc<CudaDevice>, sharing: usize) -> Result<Self> {
+        let sharing = u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
+        Ok(Self { device: Arc::clone(device), sharing, loaded: Mutex::default() })
+    }
+
+    pub(crate) fn tile(dtype: DType) -> Result<TileShape> {
+        let kernel = info(&gemm_name(dtype, Policy::Plain, Load::Vector))?;
+        Ok(TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize })
+    }
+
+    /// Loads what a launch of `policy` may need, so that no launch compiles.
+    pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
+        self.load(&gemm_name(dtype, policy, Load::Vector))?;
+        self.load(&gemm_name(dtype, policy, Load::Scalar))?;
+        if policy == Policy::ReduceScatter {
+            self.load(&sum_name(dtype))?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`crate::Launcher::gemm`].
+    pub(crate) unsafe fn gemm(
+        &self,
+        stream: &CudaStream,
+        policy: Policy,
+        dtype: DType,
+        params: &GemmParams,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; the name's kernel takes this parameter.
+        unsafe { self.launch(stream, &gemm_name(dtype, policy, load_for(params)), params.tiles, params) }
+    }
+
+    /// # Safety
+    /// As for [`crate::Launcher::sum`].
+    pub(crate) unsafe fn sum(&self, stream: &CudaStream, dtype: DType, params: &SumParams) -> Result<()> {
+        let tile = Self::tile(dtype)?;
+        let tiles = (params.rows as usize).div_ceil(tile.rows) * (params.n as usize).div_ceil(tile.columns);
+        let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
+        // SAFETY: the caller's promise; the name's kernel takes this parameter.
+        unsafe { self.launch(stream, &sum_name(dtype), tiles, params) }
+    }
+
+    /// # Safety
+    /// As for [`CudaStream::launch`].
+    unsafe fn launch<P: bytemuck::Pod>(
+        &self,
+        stream: &CudaStream,
+        name: &str,
+        tiles: u32,
+        params: &P,
+    ) -> Result<()> {
+        if tiles == 0 {
+            return Ok(());
+        }
+        let kernel = self.load(name)?;
+        let grid = tiles.min(kernel.blocks);
+        // SAFETY: the caller's promise.
+        unsafe { stream.launch(kernel.function, grid, kernel.threads, kernel.shared_bytes, params)? };
+        Ok(())
+    }
+
+    fn load(&self, name: &str) -> Result<Loaded> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = loaded.get(name) {
+            return Ok(*kernel);
+        }
+        let info = info(name)?;
+        let kernel = self.load_new(info)?;
+        loaded.insert(name.into(), kernel);
+        Ok(kernel)
+    }
+
+    fn load_new(&self, info: &KernelInfo) -> Result<Loaded> {
+        let missing = || Error::NoKernel { name: info.name.clone() };
+        let ptx = CString::new(info.ptx().ok_or_else(missing)?).map_err(|_| missing())?;
+        let entry = CString::new(info.entry.as_str()).map_err(|_| missing())?;
+        let _span = tracing::debug_span!("load kernel", name = info.name).entered();
+        self.device.bind()?;
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (threads, shared_bytes) = (info.threads, info.dynamic_smem_bytes);
+        let as_int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        let mut per_sm = 0;
+        // SAFETY: the PTX is zero-terminated; the results have valid places; the function belongs to the module, which
+        // is unloaded only on drop. Asking for its attributes and occupancy also makes the driver load it now, and not
+        // at the first launch, when other kernels may already be waiting for this one.
+        unsafe {
+            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()))?;
+            check(
+                "cuModuleGetFunction",
+                sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()),
+            )?;
+            check(
+                "cuFuncSetAttribute",
+                sys::cuFuncSetAttribute(
+                    function,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    as_int(shared_bytes),
+                ),
+            )?;
+            check(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &raw mut per_sm,
+                    function,
+                    as_int(threads),
+                    shared_bytes as usize,
+                ),
+            )?;
+        }
+        let per_sm = u32::try_from(per_sm).unwrap_or(0);
+        let sms = self.device.multiprocessors();
+        let usable = if self.sharing > 1 { sms.saturating_sub(SMS_FOR_COPIES) } else { sms } * per_sm;
+        let blocks = usable / self.sharing;
+        if blocks == 0 {
+            return Err(Error::TooManySharing {
+                sharing: self.sharing as usize,
+                blocks: usable as usize,
+                device: self.device.name().to_owned(),
+            });
+        }
+        Ok(Loaded { module, function, threads, shared_bytes, blocks })
+    }
+}
+
+impl Drop for CudaLauncher {
+    fn drop(&mut self) {
+        let loaded = std::mem::take(&mut *self.loaded.lock().unwrap_or_else(PoisonError::into_inner));
+        for kernel in loaded.into_values() {
+            let unloaded = self.device.bind().and_then(|()| {
+                // SAFETY: loaded by this type, unloaded once; whoever launched has settled its streams.
+                check("cuModuleUnload", unsafe { sys::cuModuleUnload(kernel.module) })
+            });
+            if let Err(error) = unloaded {
+                tracing::warn!(%error, "a kernel could not be unloaded");
+            }
+        }
+    }
+}
+
+fn info(name: &str) -> Result<&'static KernelInfo> {
+    catalogue()?.get(name).ok_or_else(|| Error::NoKernel { name: name.into() })
+}
+
+fn load_for(params: &GemmParams) -> Load {
+    let elements = |count: u64| count.is_multiple_of(8);
+    let aligned = elements(params.lda)
+        && elements(params.ldb)
+        && elements(u64::from(params.k))
+        && params.a.is_aligned_to(16)
+        && params.b.is_aligned_to(16);
+    if aligned { Load::Vector } else { Load::Scalar }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_memory::Address;
+
+    #[test]
+    fn what_16_byte_copies_cannot_take_is_loaded_element_by_element() {
+        let aligned =
+            GemmParams { a: Address(256), b: Address(512), lda: 64, ldb: 64, k: 64, ..GemmParams::default() };
+        assert_eq!(load_for(&aligned), Load::Vector);
+        for odd in [
+            GemmParams { a: Address(258), ..aligned },
+            GemmParams { b: Address(520), ..aligned },
+            GemmParams { lda: 68, ..aligned },
+            GemmParams { ldb: 65, ..aligned },
+            GemmParams { k: 63, ..aligned },
+        ] {
+            assert_eq!(load_for(&odd), Load::Scalar, "{odd:?}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What can go wrong with kernels.
+
+/// What can go wrong with kernels, and what to do about it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device or its memory failed.
+    #[error(transparent)]
+    Memory(#[from] flux_memory::Error),
+    /// More tiles than an order entry can number.
+    #[error(
+        "{tiles} tiles in one dimension are more than the 65,536 that a launch can number; split the matrix"
+    )]
+    TooManyTiles {
+        /// Tiles along the dimension.
+        tiles: usize,
+    },
+    /// A size or pitch that the kernels' 32-bit fields cannot hold.
+    #[error("{what} is {value}, more than a kernel can take (4,294,967,295); split the matrix")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// A schedule larger than the tables made for it.
+    #[error("a schedule of {tiles} tiles does not fit into tables for {capacity}")]
+    ScheduleTooLarge {
+        /// Tiles of the schedule.
+        tiles: usize,
+        /// Tiles that there is room for.
+        capacity: usize,
+    },
+    /// Too many ranks on one GPU: together they would fill it, and the copies between them need SMs too.
+    #[error(
+        "{sharing} ranks cannot share {device}: after leaving room for copies it runs {blocks} blocks at once, \
+         and each rank needs one; use fewer ranks per GPU"
+    )]
+    TooManySharing {
+        /// Ranks on the GPU.
+        sharing: usize,
+        /// Blocks that can run at once.
+        blocks: usize,
+        /// The GPU.
+        device: String,
+    },
+    /// The embedded manifest does not describe a kernel that is needed.
+    #[error(
+        "the kernel {name} is missing or ill-described in the embedded manifest; rebuild with `cargo xtask build-kernels`"
+    )]
+    NoKernel {
+        /// The kernel's name.
+        name: String,
+    },
+    /// The operating system refused threads.
+    #[error(
+        "could not start {threads} worker threads: {reason}; use fewer ranks or raise the limit on threads"
+    )]
+    NoThreads {
+        /// What was asked for.
+        threads: usize,
+        /// The system's words.
+        reason: String,
+    },
+}

@@ -1,0 +1,187 @@
+//! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
+
+use super::TILE;
+use crate::{Destination, Element, GemmParams, Policy, RowTile};
+use flux_memory::{Address, WaitSite, host};
+use rayon::ThreadPool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Computes all tiles of `params` with the threads of `pool`, which take them in order.
+///
+/// # Safety
+/// All addresses in `params` are of live host memory of the extents that `params` and its tables say; nobody writes to
+/// A's rows after their gates are open, or to B.
+pub(crate) unsafe fn gemm<E: Element>(pool: &ThreadPool, policy: Policy, params: GemmParams) {
+    let next = AtomicU32::new(0);
+    let expired = AtomicBool::new(false);
+    pool.broadcast(|_| {
+        let mut worker = Worker::<E>::new(policy, &params);
+        loop {
+            let tile = next.fetch_add(1, Ordering::Relaxed);
+            if tile >= params.tiles || expired.load(Ordering::Relaxed) {
+                break;
+            }
+            // SAFETY: the caller's promise; `tile` is an entry of the order.
+            if !unsafe { worker.tile(tile) } {
+                expired.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+}
+
+/// One thread's share, with its rows of A and B widened to fp32.
+struct Worker<'a, E> {
+    policy: Policy,
+    params: &'a GemmParams,
+    k: usize,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    /// The column tile that `b` holds: neighbours in the order share it.
+    b_column_tile: Option<usize>,
+    c: Vec<f32>,
+    rounded: Vec<E>,
+}
+
+impl<'a, E: Element> Worker<'a, E> {
+    fn new(policy: Policy, params: &'a GemmParams) -> Self {
+        let k = params.k as usize;
+        Self {
+            policy,
+            params,
+            k,
+            a: vec![0.0; TILE.rows * k],
+            b: vec![0.0; TILE.columns * k],
+            b_column_tile: None,
+            c: vec![0.0; TILE.rows * TILE.columns],
+            rounded: vec![E::zeroed(); TILE.columns],
+        }
+    }
+
+    /// Computes one entry of the order; false if a wait expired.
+    ///
+    /// # Safety
+    /// As for [`gemm`].
+    unsafe fn tile(&mut self, index: u32) -> bool {
+        // SAFETY: the caller's promise.
+        let (entry, row_tile) = unsafe {
+            let entry = *self.params.order.as_ptr::<u32>().add(index as usize);
+            (entry, *self.params.row_tiles.as_ptr::<RowTile>().add((entry >> 16) as usize))
+        };
+        let column_tile = (entry & 0xffff) as usize;
+        let first_column = column_tile * TILE.columns;
+        let columns = TILE.columns.min((self.params.n as usize).saturating_sub(first_column));
+        let rows = row_tile.rows as usize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.policy == Policy::AllGather && !self.gate(&row_tile, entry) {
+                return false;
+            }
+            self.multiply(&row_tile, column_tile, columns);
+            if self.policy != Policy::ReduceScatter {
+                self.store(self.params.c, row_tile.row as usize, rows, first_column, columns);
+                return true;
+            }
+            if !self.gate(&row_tile, entry) {
+                return false;
+            }
+            let destination =
+                *self.params.destinations.as_ptr::<Destination>().add(row_tile.destination as usize);
+            self.store(destination.slot, row_tile.destination_row as usize, rows, first_column, columns);
+            let signal = row_tile.signal as usize + column_tile;
+            let word = destination.signals.add(signal * size_of::<u32>());
+            // Release: whoever sees the signal sees the tile.
+            AtomicU32::from_ptr(word.as_ptr()).store(self.params.epoch, Ordering::Release);
+        }
+        true
+    }
+
+    /// # Safety
+    /// As for [`gemm`].
+    unsafe fn gate(&self, row_tile: &RowTile, entry: u32) -> bool {
+        (row_tile.gate_begin..row_tile.gate_end).all(|signal| {
+            let word = self.params.gates.add(signal as usize * size_of::<u32>());
+            let site = WaitSite { peer: row_tile.peer, tile: entry, signal };
+            // SAFETY: the caller's promise.
+            unsafe { host::wait(&self.params.wait, word, self.params.gate_epoch, site) }
+        })
+    }
+
+    /// # Safety
+    /// As for [`gemm`].
+    unsafe fn multiply(&mut self, row_tile: &RowTile, column_tile: usize, columns: usize) {
+        let (k, rows) = (self.k, row_tile.rows as usize);
+        // SAFETY: the caller's promise.
+        unsafe {
+            widen_rows::<E>(self.params.a, self.params.lda, row_tile.row as usize, rows, k, &mut self.a);
+            if self.b_column_tile != Some(column_tile) {
+                let first = column_tile * TILE.columns;
+                widen_rows::<E>(self.params.b, self.params.ldb, first, columns, k, &mut self.b);
+                self.b_column_tile = Some(column_tile);
+            }
+        }
+        let (row_pitch, column_pitch) = (k.cast_signed(), TILE.columns.cast_signed());
+        // SAFETY: `a` holds TILE.rows rows of k, `b` TILE.columns rows of k, `c` TILE.rows rows of TILE.columns;
+        // rows and columns are at most those.
+        unsafe {
+            matrixmultiply::sgemm(
+                rows,
+                k,
+                columns,
+                1.0,
+                self.a.as_ptr(),
+                row_pitch,
+                1,
+                self.b.as_ptr(),
+                1,
+                row_pitch,
+                0.0,
+                self.c.as_mut_ptr(),
+                column_pitch,
+                1,
+            );
+        }
+    }
+
+    /// # Safety
+    /// As for [`gemm`].
+    unsafe fn store(
+        &mut self,
+        target: Address,
+        first_row: usize,
+        rows: usize,
+        first_column: usize,
+        columns: usize,
+    ) {
+        let target: *mut E = target.as_ptr();
+        let pitch = self.params.ldc as usize;
+        for row in 0..rows {
+            let sums = &self.c[row * TILE.columns..][..columns];
+            self.rounded.iter_mut().zip(sums).for_each(|(to, &sum)| *to = E::round(sum));
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = target.add((first_row + row) * pitch + first_column);
+                to.copy_from_nonoverlapping(self.rounded.as_ptr(), columns);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `matrix` has `first + rows` rows of `k` elements, `pitch` elements apart; `to` has room for `rows` rows.
+unsafe fn widen_rows<E: Element>(
+    matrix: Address,
+    pitch: u64,
+    first: usize,
+    rows: usize,
+    k: usize,
+    to: &mut [f32],
+) {
+    if k == 0 {
+        return;
+    }
+    for (row, to) in (first..first + rows).zip(to.chunks_exact_mut(k)) {
+        // SAFETY: the caller's promise.
+        let from = unsafe { std::slice::from_raw_parts(matrix.as_ptr::<E>().add(row * pitch as usize), k) };
+        E::widen(from, to);
+    }
+}

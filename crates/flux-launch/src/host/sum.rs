@@ -1,0 +1,76 @@
+//! The sum of the slots, in rank order.
+
+use super::TILE;
+use crate::{Element, SumParams};
+use flux_memory::{WaitSite, host};
+use rayon::ThreadPool;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Sums each tile when all its sources' signals are up.
+///
+/// # Safety
+/// All addresses in `params` are of live host memory of the extents that `params` says; nobody writes to a slot's tile
+/// after its signal is up.
+pub(crate) unsafe fn sum<E: Element>(pool: &ThreadPool, params: SumParams) {
+    let column_tiles = params.n.div_ceil(TILE.columns as u32);
+    let tiles = params.rows.div_ceil(TILE.rows as u32) * column_tiles;
+    let next = AtomicU32::new(0);
+    pool.broadcast(|_| {
+        let mut sums = vec![0.0_f32; TILE.columns];
+        let mut widened = vec![0.0_f32; TILE.columns];
+        loop {
+            let tile = next.fetch_add(1, Ordering::Relaxed);
+            if tile >= tiles {
+                break;
+            }
+            let (row_tile, column_tile) = (tile / column_tiles, tile % column_tiles);
+            // SAFETY: the caller's promise.
+            if !unsafe { wait(&params, row_tile, column_tile) } {
+                break;
+            }
+            let (row, column) = (row_tile as usize * TILE.rows, column_tile as usize * TILE.columns);
+            let columns = TILE.columns.min(params.n as usize - column);
+            for row in row..(row + TILE.rows).min(params.rows as usize) {
+                // SAFETY: the caller's promise.
+                unsafe { sum_row::<E>(&params, row, column, &mut sums[..columns], &mut widened) };
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As for [`sum`].
+unsafe fn wait(params: &SumParams, row_tile: u32, column_tile: u32) -> bool {
+    (0..params.world_size).all(|source| {
+        let signal =
+            source * params.source_stride + row_tile * params.row_stride + column_tile * params.column_stride;
+        let word = params.signals.add(signal as usize * size_of::<u32>());
+        let site = WaitSite { peer: source, tile: row_tile << 16 | column_tile, signal };
+        // SAFETY: the caller's promise.
+        unsafe { host::wait(&params.wait, word, params.epoch, site) }
+    })
+}
+
+/// # Safety
+/// As for [`sum`].
+unsafe fn sum_row<E: Element>(
+    params: &SumParams,
+    row: usize,
+    column: usize,
+    sums: &mut [f32],
+    widened: &mut [f32],
+) {
+    sums.fill(0.0);
+    for source in 0..params.world_size as usize {
+        let offset = source * params.source_pitch as usize + row * params.ld_slot as usize + column;
+        // SAFETY: the caller's promise.
+        let slot = unsafe { std::slice::from_raw_parts(params.slots.as_ptr::<E>().add(offset), sums.len()) };
+        E::widen(slot, widened);
+        sums.iter_mut().zip(widened.iter()).for_each(|(sum, &part)| *sum += part);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let out = params.out.as_ptr::<E>().add(row * params.ld_out as usize + column);
+        sums.iter().enumerate().for_each(|(index, &sum)| out.add(index).write(E::round(sum)));
+    }
+}

@@ -1,0 +1,136 @@
+//! What the host hands to a kernel, on either backend. Mirrors `kernels/params.cuh` field by field; a test compares the
+//! sizes with the ones in the compiled kernels' manifest.
+
+use bytemuck::{Pod, Zeroable};
+use flux_memory::{Address, WaitBound};
+
+/// What a GEMM waits for, and where its tiles go: policies of one kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Waits for nothing, writes C.
+    Plain,
+    /// Loads a tile's rows of A only when its gate is open, writes C.
+    AllGather,
+    /// Writes a tile into its destination's slot when its gate is open, and raises the tile's signal there.
+    ReduceScatter,
+}
+
+impl Policy {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Policy::Plain => "plain",
+            Policy::AllGather => "ag",
+            Policy::ReduceScatter => "rs",
+        }
+    }
+}
+
+/// A block of rows of the output, all of one shard: what it waits for and where it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RowTile {
+    /// First row, in A and in C.
+    pub row: u32,
+    /// Rows, at least 1.
+    pub rows: u32,
+    /// Signals `gate_begin..gate_end` must have reached the gate epoch.
+    pub gate_begin: u32,
+    /// See `gate_begin`.
+    pub gate_end: u32,
+    /// ReduceScatter: index of the [`Destination`].
+    pub destination: u32,
+    /// ReduceScatter: first row in the destination's slot.
+    pub destination_row: u32,
+    /// ReduceScatter: the destination's signal of this block's tile in column 0.
+    pub signal: u32,
+    /// The rank whose signal the gate waits for, for the fault record.
+    pub peer: u32,
+}
+
+/// Where partial tiles for one peer go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Destination {
+    /// This rank's slot in the peer's memory, row pitch `ldc`.
+    pub slot: Address,
+    /// This rank's tile signals in the peer's memory.
+    pub signals: Address,
+}
+
+/// C = A·Bᵀ, tile by tile in a given order. A is `[rows, k]`, B `[n, k]`, C `[rows, n]`, all row-major; pitches in
+/// elements.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct GemmParams {
+    /// A.
+    pub a: Address,
+    /// B.
+    pub b: Address,
+    /// C; unused by ReduceScatter.
+    pub c: Address,
+    /// Row pitch of A.
+    pub lda: u64,
+    /// Row pitch of B.
+    pub ldb: u64,
+    /// Row pitch of C, or of the slots.
+    pub ldc: u64,
+    /// `u32[tiles]`: row tile in the upper half, column tile in the lower.
+    pub order: Address,
+    /// `RowTile[]`.
+    pub row_tiles: Address,
+    /// `u32[]`, the signals that gates name.
+    pub gates: Address,
+    /// `Destination[]`.
+    pub destinations: Address,
+    /// Columns of C.
+    pub n: u32,
+    /// Columns of A and B.
+    pub k: u32,
+    /// Entries of the order.
+    pub tiles: u32,
+    /// What a gate's signals must have reached.
+    pub gate_epoch: u32,
+    /// What a tile's signal is raised to.
+    pub epoch: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The bound of every wait.
+    pub wait: WaitBound,
+}
+
+/// The sum of the slots in rank order: `out[row, column] = Σ slots[source][row, column]`, in fp32, rounded once.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct SumParams {
+    /// `[world_size][slot rows][ld_slot]`.
+    pub slots: Address,
+    /// Elements between two sources' slots.
+    pub source_pitch: u64,
+    /// Row pitch of a slot in elements.
+    pub ld_slot: u64,
+    /// `[rows, n]`.
+    pub out: Address,
+    /// Row pitch of the output in elements.
+    pub ld_out: u64,
+    /// The signal of (source, row tile, column tile) is number
+    /// `source · source_stride + row tile · row_stride + column tile · column_stride`.
+    pub signals: Address,
+    /// See `signals`.
+    pub source_stride: u32,
+    /// See `signals`.
+    pub row_stride: u32,
+    /// See `signals`.
+    pub column_stride: u32,
+    /// Rows of the output.
+    pub rows: u32,
+    /// Columns of the output.
+    pub n: u32,
+    /// Sources.
+    pub world_size: u32,
+    /// What the signals must have reached.
+    pub epoch: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The bound of every wait.
+    pub wait: WaitBound,
+}

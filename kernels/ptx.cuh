@@ -1,0 +1,83 @@
+// One line of PTX each: what the kernels need of sm_80 and up.
+#pragma once
+
+#include "params.cuh"
+
+#define DEVICE static __device__ __forceinline__
+
+DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Copies 16 bytes to shared memory past the L1 cache; fills with zeros if `valid` is false.
+DEVICE void copy_async_16(u32 to, const void* from, bool valid) {
+  int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+DEVICE void store_shared_16(u32 address, const u32 (&v)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+DEVICE void load_shared_16(u32 (&v)[4], u32 address) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+DEVICE void store_shared_4(u32 address, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
+
+// Plain global accesses: never through the non-coherent path, since peers write what is read here while a kernel runs.
+DEVICE void store_global_16(void* to, const u32 (&v)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+DEVICE void load_global_16(u32 (&v)[4], const void* from) {
+  asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(from)
+               : "memory");
+}
+DEVICE u16 load_global_2(const void* from) {
+  u16 v;
+  asm volatile("ld.global.b16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
+  return v;
+}
+DEVICE void store_global_2(void* to, u16 v) { asm volatile("st.global.b16 [%0], %1;" ::"l"(to), "h"(v) : "memory"); }
+
+// Signals: acquire and release at system scope, because peers are other GPUs, copy engines or the host.
+DEVICE u32 load_acquire_system(u64 word) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+  return v;
+}
+DEVICE u32 load_relaxed_system(u64 word) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(word) : "memory");
+  return v;
+}
+DEVICE void store_release_system(u64 word, u32 v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
+}
+DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+DEVICE u32 exchange_system(u64 word, u32 v) {
+  u32 old;
+  asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(v) : "memory");
+  return old;
+}
+
+DEVICE u64 global_timer_ns() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+DEVICE void sleep_ns(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }

@@ -1,0 +1,82 @@
+//! `bundle`: what a GPU machine without a toolchain needs, in one folder.
+
+use crate::root;
+use anyhow::{Context, Result, bail, ensure};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const LIMIT_BYTES: u64 = 64 << 20;
+
+const RUN_TESTS: &str = "#!/bin/sh
+# Runs every GPU test of the bundle; each is bounded.
+cd \"$(dirname \"$0\")\" || exit 1
+failed=0
+for test in ./test-*; do
+    timeout 300 \"$test\" --test-threads 1 || { echo \"FAILED: $test\"; failed=1; }
+done
+exit $failed
+";
+
+pub(crate) fn run() -> Result<()> {
+    let folder = root().join("bundle");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    let flux = build(&["build", "--release", "--package", "flux-cli", "--bin", "flux"])?;
+    let tests =
+        build(&["test", "--release", "--no-run", "--package", "flux-tests", "--features", "gpu-tests"])?;
+    for binary in flux {
+        take(&binary, &folder.join("flux"))?;
+    }
+    let gpu_tests = tests.into_iter().filter(|binary| name_of(binary).starts_with("gpu"));
+    for binary in gpu_tests {
+        let name = name_of(&binary);
+        let name = name.rsplit_once('-').map_or(name.as_str(), |(name, _)| name);
+        take(&binary, &folder.join(format!("test-{name}")))?;
+    }
+    std::fs::write(folder.join("run-tests.sh"), RUN_TESTS)?;
+    let mut total = 0;
+    for entry in std::fs::read_dir(&folder)? {
+        let entry = entry?;
+        let bytes = entry.metadata()?.len();
+        println!("{bytes:>10} {}", entry.file_name().to_string_lossy());
+        total += bytes;
+    }
+    ensure!(total <= LIMIT_BYTES, "the bundle has {total} bytes, more than {LIMIT_BYTES}");
+    Ok(())
+}
+
+/// Runs cargo and returns the executables that it made.
+fn build(arguments: &[&str]) -> Result<Vec<PathBuf>> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .args(["--message-format", "json-render-diagnostics"])
+        .current_dir(root())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo did not start")?;
+    ensure!(output.status.success(), "cargo {} failed", arguments.join(" "));
+    let mut executables = Vec::new();
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let message: serde_json::Value = serde_json::from_str(line)?;
+        if let Some(executable) = message["executable"].as_str() {
+            executables.push(executable.into());
+        }
+    }
+    if executables.is_empty() {
+        bail!("cargo {} made no executable", arguments.join(" "));
+    }
+    Ok(executables)
+}
+
+fn take(from: &Path, to: &Path) -> Result<()> {
+    std::fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
+    let status = Command::new("strip").arg(to).status().context("strip did not start; install binutils")?;
+    ensure!(status.success(), "strip {} failed", to.display());
+    Ok(())
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
