@@ -1,0 +1,238 @@
+//! AllGather + GEMM: C_r [M, N_r] = concat(A) · B_rᵀ.
+//!
+//! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
+//! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
+//! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
+
+use crate::call::{Agreement, check_call, kernel_size};
+use crate::plan::{self, Path, PathChoice};
+use crate::schedules::Schedules;
+use crate::{Error, Group, Matrix, OpSpec, Result};
+use flux_launch::{GemmParams, Policy, ScheduleTables};
+use flux_memory::{Address, Stream, next_epoch};
+use flux_swizzle::{Shards, TileOrder, TileShape};
+use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
+use std::sync::{Mutex, PoisonError};
+
+/// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
+#[derive(Debug)]
+pub struct AgGemm {
+    group: Group,
+    spec: OpSpec,
+    op: u32,
+    chunk_rows: usize,
+    tile: TileShape,
+    weight_shards: Shards,
+    gather: AllGather,
+    agreement: Agreement,
+    ranks: Vec<Mutex<RankState>>,
+}
+
+#[derive(Debug)]
+struct RankState {
+    epoch: u32,
+    broken: bool,
+    schedules: Schedules,
+}
+
+/// One rank's part of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct AgGemmCall {
+    /// Rows of the whole A, all ranks' together; the same on every rank.
+    pub m: usize,
+    /// The rank's rows of A, `[m_r, K]` without gaps: `m_r` is [`AgGemm::rows`].
+    pub a: Address,
+    /// The rank's rows of the weight, `[N_r, K]`: `N_r` is [`AgGemm::columns`].
+    pub b: Matrix,
+    /// The rank's columns of the result, `[m, N_r]`.
+    pub c: Matrix,
+}
+
+impl AgGemm {
+    /// Allocates, for every rank, the gathered rows (`max_m · K` elements), the signals and the schedules, and loads the
+    /// kernels. Calls allocate nothing on a GPU.
+    pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        let world_size = group.world_size();
+        kernel_size("the number of rows", spec.max_m)?;
+        kernel_size("n", spec.n)?;
+        kernel_size("k", spec.k)?;
+        let tile = group.launcher(0).tile(spec.dtype)?;
+        let shards = Shards::new(spec.max_m, world_size)?;
+        let weight_shards = Shards::new(spec.n, world_size)?;
+        let row_bytes = spec.k * spec.dtype.bytes();
+        let chunk_rows =
+            spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shards.max_rows()));
+        let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
+        let gather = AllGather::new(
+            Box::new(PeerCopy),
+            group.members(),
+            AllGatherSpec {
+                max_rows: spec.max_m,
+                row_bytes,
+                chunk_rows,
+                direction: spec.direction,
+                placement: group.config().peer_memory,
+                op,
+                signal_loss: group.config().signal_loss,
+            },
+        )?;
+        let ranks = group
+            .local_ranks()
+            .map(|rank| {
+                group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
+                let largest = TileOrder::all_gather(shards, rank, tile, weight_shards.rows(rank))?;
+                let schedules =
+                    Schedules::new(group.device(rank)?, largest.len(), largest.row_tiles().count())?;
+                Ok(Mutex::new(RankState { epoch: 0, broken: false, schedules }))
+            })
+            .collect::<Result<_>>()?;
+        let agreement = Agreement::default();
+        Ok(Self { group: group.clone(), spec, op, chunk_rows, tile, weight_shards, gather, agreement, ranks })
+    }
+
+    pub(crate) const fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// What it was built for.
+    pub const fn spec(&self) -> &OpSpec {
+        &self.spec
+    }
+
+    /// The rows of A that `rank` holds in a call with `m` rows.
+    pub fn rows(&self, rank: usize, m: usize) -> std::ops::Range<usize> {
+        Shards::new(m, self.ranks.len()).map_or(0..0, |shards| shards.range(rank))
+    }
+
+    /// The rows of the weight that `rank` holds: the columns of C that it computes.
+    pub fn columns(&self, rank: usize) -> std::ops::Range<usize> {
+        self.weight_shards.range(rank)
+    }
+
+    /// The tile that the GEMM computes.
+    pub const fn tile(&self) -> TileShape {
+        self.tile
+    }
+
+    /// Rows in which a shard travels.
+    pub const fn chunk_rows(&self) -> usize {
+        self.chunk_rows
+    }
+
+    /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
+    /// next call of any rank.
+    pub fn gathered(&self, rank: usize) -> Address {
+        self.gather.gathered(rank)
+    }
+
+    /// Size in bytes of the buffer at [`AgGemm::gathered`]: what the operation allocated for each rank that grows with
+    /// `max_m`.
+    pub const fn gathered_bytes(&self) -> usize {
+        self.spec.max_m * self.spec.k * self.spec.dtype.bytes()
+    }
+
+    /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
+    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`].
+    ///
+    /// # Safety
+    /// The matrices are live, of the extents that [`AgGemmCall`] says, and reachable by the rank's device, until `stream`
+    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    pub unsafe fn enqueue(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<PathChoice> {
+        check_call(&self.group, &self.spec, rank, call.m, stream)?;
+        let _span = tracing::debug_span!("ag-gemm", rank, m = call.m).entered();
+        let (k, columns, dtype) = (self.spec.k, self.columns(rank).len(), self.spec.dtype);
+        Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
+        call.b.check("B", columns, k, dtype)?;
+        call.c.check("C", call.m, columns, dtype)?;
+        let shards = Shards::new(call.m, self.ranks.len())?;
+        let choice = plan::choose(self.spec.path, &shards, self.tile);
+
+        let mut state = self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner);
+        if state.broken {
+            return Err(Error::Broken);
+        }
+        let epoch = next_epoch(state.epoch);
+        self.agreement.check(rank, epoch, call.m)?;
+        state.epoch = epoch;
+        state.broken = true; // until everything is enqueued
+        // SAFETY: the caller's promise.
+        unsafe {
+            match choice.path {
+                Path::Local => self.launch(rank, epoch, call, call.a, choice.path, &mut state, stream)?,
+                Path::Fused => {
+                    self.gather.enqueue(rank, epoch, call.m, call.a, stream)?;
+                    let gathered = self.gather.gathered(rank);
+                    self.launch(rank, epoch, call, gathered, choice.path, &mut state, stream)?;
+                    self.gather.release(rank, epoch, stream)?;
+                }
+                Path::Unfused => {
+                    self.gather.enqueue(rank, epoch, call.m, call.a, stream)?;
+                    self.gather.wait_for_all(rank, epoch, stream)?;
+                    let gathered = self.gather.gathered(rank);
+                    self.launch(rank, epoch, call, gathered, choice.path, &mut state, stream)?;
+                    self.gather.release(rank, epoch, stream)?;
+                }
+            }
+        }
+        state.broken = false;
+        Ok(choice)
+    }
+
+    /// # Safety
+    /// As for [`AgGemm::enqueue`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn launch(
+        &self,
+        rank: usize,
+        epoch: u32,
+        call: &AgGemmCall,
+        a: Address,
+        path: Path,
+        state: &mut RankState,
+        stream: &Stream,
+    ) -> Result<()> {
+        let fused = path == Path::Fused;
+        let policy = if fused { Policy::AllGather } else { Policy::Plain };
+        let launcher = self.group.launcher(rank);
+        let tables = || if fused { self.fused_tables(rank, call.m) } else { self.plain_tables(rank, call.m) };
+        let params = GemmParams {
+            a,
+            b: call.b.address,
+            c: call.c.address,
+            lda: self.spec.k as u64,
+            ldb: call.b.pitch as u64,
+            ldc: call.c.pitch as u64,
+            gates: self.gather.gates(rank),
+            n: kernel_size("n", self.columns(rank).len())?,
+            k: kernel_size("k", self.spec.k)?,
+            gate_epoch: epoch,
+            wait: self.group.members().faults[rank].bound(self.op),
+            ..GemmParams::default()
+        };
+        state.schedules.with(stream, (call.m, fused), tables, |schedule| {
+            let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
+            let params = GemmParams { order, row_tiles, tiles, ..params };
+            // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
+            Ok(unsafe { launcher.gemm(stream, policy, self.spec.dtype, &params) }?)
+        })
+    }
+
+    /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
+    fn fused_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
+        let chunks = self.gather.chunks(m)?;
+        let order = TileOrder::all_gather(*chunks.shards(), rank, self.tile, self.columns(rank).len())?;
+        Ok(ScheduleTables::new(&order.grouped_within(self.chunk_rows), |tile, entry| {
+            if tile.shard != rank {
+                let gate = chunks.gate(tile);
+                entry.gate_begin = u32::try_from(gate.start).unwrap_or(u32::MAX);
+                entry.gate_end = u32::try_from(gate.end).unwrap_or(u32::MAX);
+                entry.peer = u32::try_from(tile.shard).unwrap_or(u32::MAX);
+            }
+        })?)
+    }
+
+    fn plain_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
+        let order = TileOrder::plain(m, self.tile, self.columns(rank).len())?;
+        Ok(ScheduleTables::new(&order, |_, _| {})?)
+    }
+}

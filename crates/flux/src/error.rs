@@ -1,0 +1,117 @@
+//! What can go wrong, and what to do about it.
+
+use flux_memory::Backend;
+use std::time::Duration;
+
+/// What can go wrong, and what to do about it. Nothing is lost by an error: no output was written unless an operation had
+/// begun, and an operation that had begun says so.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A device or its memory failed.
+    #[error(transparent)]
+    Memory(#[from] flux_memory::Error),
+    /// A kernel could not be loaded or launched.
+    #[error(transparent)]
+    Launch(#[from] flux_launch::Error),
+    /// A transfer failed.
+    #[error(transparent)]
+    Transport(#[from] flux_transport::Error),
+    /// Sizes that make no sense.
+    #[error(transparent)]
+    Swizzle(#[from] flux_swizzle::Error),
+    /// The CUDA backend was asked for, and there is no GPU.
+    #[error("no GPU: the CUDA driver shows none (see CUDA_VISIBLE_DEVICES); use the host backend")]
+    NoGpu,
+    /// A rank that does not live in this process.
+    #[error("rank {rank} is not one of this group's ranks 0 to {}", world_size.saturating_sub(1))]
+    NoSuchRank {
+        /// The rank that was given.
+        rank: usize,
+        /// Ranks run from 0 to this, exclusive.
+        world_size: usize,
+    },
+    /// More rows than the operation was built for.
+    #[error("m is {m}, but the operation was built for at most {max_m} rows; build one with a larger max_m")]
+    TooManyRows {
+        /// Rows of the call.
+        m: usize,
+        /// Rows that the operation was built for.
+        max_m: usize,
+    },
+    /// Two ranks disagree about the rows of the same call.
+    #[error(
+        "rank {rank} calls with m = {m} where another rank called with m = {other}; \
+         all ranks must make the same sequence of calls"
+    )]
+    DifferentRows {
+        /// The later rank.
+        rank: usize,
+        /// Its rows.
+        m: usize,
+        /// The earlier rank's rows.
+        other: usize,
+    },
+    /// A matrix that cannot be what it is said to be.
+    #[error("matrix {name}: {reason}")]
+    BadMatrix {
+        /// A, B or C.
+        name: &'static str,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A stream of another backend or device than the rank's.
+    #[error(
+        "the stream runs on {stream}, but rank {rank} lives on {device}; pass a stream of the rank's device"
+    )]
+    WrongStream {
+        /// Where the stream runs.
+        stream: String,
+        /// The rank of the call.
+        rank: usize,
+        /// Where the rank lives.
+        device: String,
+    },
+    /// The element type is not the one that the operation was built for.
+    #[error("the operation was built for {built}, the tensors are {given}")]
+    WrongDType {
+        /// The operation's type.
+        built: flux_launch::DType,
+        /// The tensors' type.
+        given: flux_launch::DType,
+    },
+    /// A cudarc tensor was passed to a group on another backend.
+    #[error("the group runs on the {backend} backend; cudarc tensors need a group on the cuda backend")]
+    NotCuda {
+        /// The group's backend.
+        backend: Backend,
+    },
+    /// A wait outlived its budget: a signal was lost, or a peer is gone.
+    #[error(
+        "{op}: rank {rank} waited longer than {budget:?} for rank {peer} ({}signal {signal} shows {seen}, wanted \
+         {wanted}); the output is invalid, and the group unusable: find out what happened to rank {peer}, then build a \
+         new group",
+        tile.map_or(String::new(), |(row, column)| format!("row tile {row}, column tile {column}; "))
+    )]
+    WaitExpired {
+        /// The operation.
+        op: String,
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that it waited for.
+        peer: usize,
+        /// The tile that waited, as its row and column; none if a stream waited for a whole shard.
+        tile: Option<(u32, u32)>,
+        /// Number of the signal.
+        signal: u32,
+        /// What it showed.
+        seen: u32,
+        /// What it should have reached.
+        wanted: u32,
+        /// How long a wait may last.
+        budget: Duration,
+    },
+    /// An earlier call failed half-way.
+    #[error("an earlier call of this operation failed half-way; build a new group")]
+    Broken,
+}

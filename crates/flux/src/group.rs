@@ -1,0 +1,176 @@
+//! A group of ranks, and the devices that they live on.
+
+use crate::{Error, Result};
+use flux_launch::Launcher;
+use flux_memory::{Backend, Device, FaultLog, Placement, Stream, WaitSite};
+use flux_transport::{Members, SignalLoss};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Which backend a group is to run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BackendChoice {
+    /// GPUs where there are any, else the host.
+    #[default]
+    Auto,
+    /// The host.
+    Host,
+    /// GPUs; an error where there are none.
+    Cuda,
+}
+
+/// How a group is formed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GroupConfig {
+    /// Which backend.
+    pub backend: BackendChoice,
+    /// Where the buffers lie that peers write to: in device memory, or in pinned host memory, where one GPU's ranks
+    /// really send their traffic over PCIe.
+    pub peer_memory: Placement,
+    /// How long a wait for a peer may last. It begins when the wait does, however much is queued before it.
+    pub wait_budget: Duration,
+    /// A fault to rehearse: all data signals of one rank to another are lost. For tests.
+    pub signal_loss: Option<SignalLoss>,
+}
+
+impl Default for GroupConfig {
+    fn default() -> Self {
+        Self {
+            backend: BackendChoice::default(),
+            peer_memory: Placement::Device,
+            wait_budget: Duration::from_secs(10),
+            signal_loss: None,
+        }
+    }
+}
+
+/// A group of ranks that all live in this process. Cloning gives another handle to the same group.
+#[derive(Clone, Debug)]
+pub struct Group(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: GroupConfig,
+    members: Members,
+    launchers: Vec<Arc<Launcher>>,
+    op_names: Mutex<Vec<String>>,
+}
+
+impl Group {
+    /// `world_size` ranks in this process, on all GPUs where there are any, else on the host. Ranks that outnumber the
+    /// GPUs share them: each has its own buffers, streams, and a share of the SMs.
+    pub fn local(world_size: usize) -> Result<Self> {
+        Self::local_with(world_size, GroupConfig::default())
+    }
+
+    /// As [`Group::local`], with a say in everything.
+    pub fn local_with(world_size: usize, config: GroupConfig) -> Result<Self> {
+        if world_size == 0 {
+            return Err(flux_swizzle::Error::NoRanks.into());
+        }
+        let devices = devices(world_size, config.backend)?;
+        if config.peer_memory == Placement::Device {
+            Device::enable_peer_access(&devices)?;
+        }
+        let launchers = Launcher::sharing(&devices)?;
+        let log = |(rank, device): (usize, &Device)| {
+            FaultLog::new(device, u32::try_from(rank).unwrap_or(u32::MAX), config.wait_budget)
+        };
+        let faults = devices.iter().enumerate().map(log).collect::<Result<_, _>>()?;
+        let members = Members { devices, faults };
+        tracing::debug!(world_size, backend = %members.devices[0].backend(), "formed a group");
+        Ok(Self(Arc::new(Inner { config, members, launchers, op_names: Mutex::default() })))
+    }
+
+    /// Ranks in all.
+    pub fn world_size(&self) -> usize {
+        self.0.members.world_size()
+    }
+
+    /// The ranks that live in this process.
+    pub fn local_ranks(&self) -> Range<usize> {
+        0..self.world_size()
+    }
+
+    /// What the ranks run on.
+    pub fn backend(&self) -> Backend {
+        self.0.members.devices[0].backend()
+    }
+
+    /// How the group was formed.
+    pub fn config(&self) -> &GroupConfig {
+        &self.0.config
+    }
+
+    /// The device of `rank`.
+    pub fn device(&self, rank: usize) -> Result<&Device> {
+        self.check_rank(rank)?;
+        Ok(&self.0.members.devices[rank])
+    }
+
+    /// A new stream on the device of `rank`.
+    pub fn stream(&self, rank: usize) -> Result<Stream> {
+        Ok(self.device(rank)?.stream()?)
+    }
+
+    /// Reports the first wait of any rank that expired. Looks only at host memory: cheap, and final for everything that
+    /// a synchronised stream has done.
+    pub fn check(&self) -> Result<()> {
+        match self.0.members.faults.iter().find_map(|log| log.fault()) {
+            None => Ok(()),
+            Some(fault) => {
+                let names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(Error::WaitExpired {
+                    op: names.get(fault.op as usize).cloned().unwrap_or_default(),
+                    rank: fault.rank as usize,
+                    peer: fault.peer as usize,
+                    tile: (fault.tile != WaitSite::NO_TILE)
+                        .then_some((fault.tile >> 16, fault.tile & 0xffff)),
+                    signal: fault.signal,
+                    seen: fault.seen,
+                    wanted: fault.wanted,
+                    budget: self.0.config.wait_budget,
+                })
+            }
+        }
+    }
+
+    pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
+        let world_size = self.world_size();
+        if rank < world_size { Ok(()) } else { Err(Error::NoSuchRank { rank, world_size }) }
+    }
+
+    pub(crate) fn members(&self) -> &Members {
+        &self.0.members
+    }
+
+    pub(crate) fn launcher(&self, rank: usize) -> &Launcher {
+        &self.0.launchers[rank]
+    }
+
+    /// Numbers an operation, so that a fault can name it.
+    pub(crate) fn register(&self, name: String) -> u32 {
+        let mut names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.push(name);
+        u32::try_from(names.len() - 1).unwrap_or(u32::MAX)
+    }
+}
+
+/// The device of each rank: one GPU each where there are enough, else neighbouring ranks share one.
+fn devices(world_size: usize, choice: BackendChoice) -> Result<Vec<Device>> {
+    let gpus = match choice {
+        BackendChoice::Host => 0,
+        BackendChoice::Auto => Device::cuda_count().unwrap_or(0),
+        BackendChoice::Cuda => match Device::cuda_count()? {
+            0 => return Err(Error::NoGpu),
+            count => count,
+        },
+    };
+    if gpus == 0 {
+        return Ok(vec![Device::host(); world_size]);
+    }
+    let used: Vec<_> = (0..gpus.min(world_size)).map(Device::cuda).collect::<Result<_, _>>()?;
+    Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())
+}

@@ -1,0 +1,24 @@
+#![doc = include_str!("../README.md")]
+
+mod ag_gemm;
+mod call;
+mod cudarc;
+mod error;
+mod gemm_rs;
+mod group;
+mod plan;
+mod schedules;
+
+pub use ag_gemm::{AgGemm, AgGemmCall};
+pub use call::{Matrix, OpSpec};
+pub use error::Error;
+pub use flux_launch::{DType, Element};
+pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream};
+pub use flux_swizzle::{Shards, TileShape};
+pub use flux_transport::{Direction, SignalLoss};
+pub use gemm_rs::{GemmRs, GemmRsCall};
+pub use group::{BackendChoice, Group, GroupConfig};
+pub use plan::{Path, PathChoice, PathPreference};
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,61 @@
+//! Matrices to multiply, and what they multiply to.
+
+use flux::Element;
+
+/// How a matrix is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Standard normal.
+    Normal,
+    /// −1, 0 or 1: every sum in the tests is exact in the element type.
+    Integers,
+}
+
+/// `len` elements, the same for the same seed.
+pub fn matrix<E: Element>(len: usize, fill: Fill, seed: u64) -> Vec<E> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+    let mut uniform = move || {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1_u64 << 24) as f32
+    };
+    let mut next = || match fill {
+        // Box–Muller
+        Fill::Normal => (-2.0 * (1.0 - uniform()).ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos(),
+        Fill::Integers => (uniform() * 3.0).floor() - 1.0,
+    };
+    (0..len).map(|_| E::round(next())).collect()
+}
+
+/// A·Bᵀ in double precision: A `[m, k]`, B `[n, k]`.
+pub fn product<E: Element>(a: &[E], b: &[E], m: usize, n: usize, k: usize) -> Vec<f64> {
+    let widen = |values: &[E]| {
+        let mut wide = vec![0.0_f32; values.len()];
+        E::widen(values, &mut wide);
+        wide.into_iter().map(f64::from).collect::<Vec<_>>()
+    };
+    let (a, b) = (widen(a), widen(b));
+    let mut c = Vec::with_capacity(m * n);
+    for row in 0..m {
+        for column in 0..n {
+            let (a, b) = (&a[row * k..][..k], &b[column * k..][..k]);
+            c.push(a.iter().zip(b).map(|(a, b)| a * b).sum());
+        }
+    }
+    c
+}
+
+/// ‖out − reference‖ / ‖reference‖; not a number if an output is none.
+pub fn relative_error<E: Element>(out: &[E], reference: &[f64]) -> f64 {
+    let mut wide = vec![0.0_f32; out.len()];
+    E::widen(out, &mut wide);
+    let squares =
+        |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let difference =
+        squares(&mut wide.iter().zip(reference).map(|(&out, reference)| f64::from(out) - reference));
+    let norm = squares(&mut reference.iter().copied());
+    if norm == 0.0 { difference } else { difference / norm }
+}

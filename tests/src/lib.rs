@@ -1,0 +1,5 @@
+//! What the tests of whole operations share: data, references, and running one call of all ranks.
+
+pub mod data;
+pub mod run;
+pub mod table;

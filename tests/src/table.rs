@@ -1,0 +1,119 @@
+//! The table of shapes that every backend must get right, in every way of going about it.
+
+use crate::data::{Fill, matrix, product, relative_error};
+use crate::run;
+use flux::{AgGemm, DType, Direction, Element, GemmRs, Group, OpSpec, Path, PathPreference};
+use half::{bf16, f16};
+
+/// A whole multiplication and a number of ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Rows of A.
+    pub m: usize,
+    /// Rows of B.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+    /// Ranks.
+    pub world_size: usize,
+}
+
+const fn case(m: usize, n: usize, k: usize, world_size: usize) -> Case {
+    Case { m, n, k, world_size }
+}
+
+/// Tails, shards that are no multiple of anything, fewer rows than ranks, odd pitches.
+pub const CASES: [Case; 7] = [
+    case(257, 384, 512, 4),
+    case(1, 64, 64, 8),
+    case(1000, 136, 264, 3),
+    case(7, 8, 8, 5),
+    case(4097, 128, 72, 2),
+    case(64, 1000, 1000, 8),
+    case(130, 96, 20, 4),
+];
+
+/// Nothing to do, and less than one element for each rank.
+pub const EDGES: [Case; 4] = [case(0, 16, 16, 3), case(5, 2, 16, 4), case(9, 16, 2, 4), case(3, 1, 1, 1)];
+
+const WAYS: [(PathPreference, Path); 2] =
+    [(PathPreference::Fused, Path::Fused), (PathPreference::Unfused, Path::Unfused)];
+
+const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
+
+fn bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => 4e-3,
+        DType::F16 => 6e-4,
+    }
+}
+
+/// Checks `case` with both operations, both element types, normal data and integers, fused and unfused, push and pull,
+/// and all chunk sizes. `group` makes a group of that many ranks.
+pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
+    check_dtype::<bf16>(case, group);
+    check_dtype::<f16>(case, group);
+}
+
+fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Group) {
+    let Case { m, n, k, world_size } = case;
+    let group = group(world_size);
+    for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
+        let (a, b) = (matrix::<E>(m * k, fill, seed), matrix::<E>(n * k, fill, seed + 10));
+        let reference = product(&a, &b, m, n, k);
+        for (path, expected_path) in WAYS {
+            for direction in [Direction::Push, Direction::Pull] {
+                for chunk_rows in CHUNK_ROWS {
+                    let mut spec = OpSpec::new(n, k, m, E::DTYPE);
+                    (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+                    let gathered = AgGemm::new(&group, spec.clone()).unwrap();
+                    let scattered = GemmRs::new(&group, spec).unwrap();
+                    let outcomes = [
+                        ("ag-gemm", run::ag_gemm(&group, &gathered, m, &a, &b)),
+                        ("gemm-rs", run::gemm_rs(&group, &scattered, m, &a, &b)),
+                    ];
+                    for (op, outcome) in outcomes {
+                        let what = format!(
+                            "{op} {case:?} {} {fill:?} {path:?} {direction} chunks of {chunk_rows:?}",
+                            E::DTYPE
+                        );
+                        let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        assert_eq!(outcome.choice.path, expected_path, "{what}");
+                        let error = relative_error(&outcome.c, &reference);
+                        assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
+                        if fill == Fill::Integers {
+                            #[allow(clippy::cast_possible_truncation)] // small integers
+                            let exact = reference.iter().map(|&value| E::round(value as f32));
+                            assert!(outcome.c.iter().copied().eq(exact), "{what}: integers are not exact");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Checks that fused and unfused GEMM+ReduceScatter give the same bits, `runs` times over, and that so does
+/// AllGather+GEMM; one operation makes all its calls, with other numbers of rows in between.
+pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
+    let Case { m, n, k, world_size } = case;
+    let group = group(world_size);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 5), matrix::<bf16>(n * k, Fill::Normal, 6));
+    let bits = |c: Vec<bf16>| c.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
+    let mut first = (None, None);
+    for (path, _) in WAYS {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        spec.path = path;
+        let gathered = AgGemm::new(&group, spec.clone()).unwrap();
+        let scattered = GemmRs::new(&group, spec).unwrap();
+        for run in 0..runs {
+            let c = bits(run::ag_gemm(&group, &gathered, m, &a, &b).unwrap().c);
+            assert!(*first.0.get_or_insert_with(|| c.clone()) == c, "ag-gemm {path:?} run {run} differs");
+            let c = bits(run::gemm_rs(&group, &scattered, m, &a, &b).unwrap().c);
+            assert!(*first.1.get_or_insert_with(|| c.clone()) == c, "gemm-rs {path:?} run {run} differs");
+            let fewer = m * (run % 3) / 3;
+            run::ag_gemm(&group, &gathered, fewer, &a[..fewer * k], &b).unwrap();
+            run::gemm_rs(&group, &scattered, fewer, &a[..fewer * k], &b).unwrap();
+        }
+    }
+}

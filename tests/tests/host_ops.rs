@@ -1,0 +1,145 @@
+//! Whole operations on the host backend: the full table, the edges, bits, and calls in a row.
+
+use flux::{
+    AgGemm, BackendChoice, Buffer, DType, Error, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
+    Placement,
+};
+use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::run;
+use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
+use half::bf16;
+
+fn group(world_size: usize) -> Group {
+    let mut config = GroupConfig::default();
+    config.backend = BackendChoice::Host;
+    Group::local_with(world_size, config).unwrap()
+}
+
+#[test]
+fn the_table_is_right_in_every_way() {
+    CASES.into_iter().for_each(|case| check(case, &group));
+}
+
+#[test]
+fn the_edges_are_right_in_every_way() {
+    EDGES.into_iter().for_each(|case| check(case, &group));
+}
+
+#[test]
+fn every_world_size_is_right() {
+    for world_size in [1, 2, 3, 4, 5, 6, 7, 8, 16] {
+        check(Case { m: 133, n: 40, k: 24, world_size }, &group);
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_way_or_the_time() {
+    check_bits(Case { m: 301, n: 200, k: 100, world_size: 4 }, 20, &group);
+}
+
+/// Calls in a row without a host wait in between, each with its own output: reuse is safe, and later calls do not
+/// disturb earlier ones.
+#[test]
+fn many_calls_in_a_row_keep_apart() {
+    let group = group(3);
+    let (n, k, max_m) = (70, 30, 200);
+    let op = GemmRs::new(&group, OpSpec::new(n, k, max_m, DType::Bf16)).unwrap();
+    let (a, b) = (matrix::<bf16>(max_m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    for m in [200, 7, 150, 200, 0, 1, 64, 199, 3, 2, 5, 100, 101, 102, 200] {
+        let outcome = run::gemm_rs(&group, &op, m, &a[..m * k], &b).unwrap();
+        let error = relative_error(&outcome.c, &product(&a[..m * k], &b, m, n, k));
+        assert!(error < 4e-3, "m = {m}: {error:e}");
+    }
+}
+
+/// Threads, one per rank, each enqueueing all its calls at once.
+#[test]
+fn ranks_on_their_own_threads_agree() {
+    let group = group(4);
+    let (m, n, k, calls) = (160, 96, 64, 30);
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    spec.path = PathPreference::Fused;
+    spec.chunk_rows = Some(7);
+    let op = AgGemm::new(&group, spec).unwrap();
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let reference = product(&a, &b, m, n, k);
+    std::thread::scope(|scope| {
+        for rank in group.local_ranks() {
+            let (group, op, a, b, reference) = (&group, &op, &a, &b, &reference);
+            scope.spawn(move || {
+                let device = group.device(rank).unwrap();
+                let stream = group.stream(rank).unwrap();
+                let columns = op.columns(rank);
+                let place = |values: &[bf16]| {
+                    let buffer = Buffer::allocate(device, size_of_val(values), Placement::Device).unwrap();
+                    buffer.upload(&stream, 0, bytemuck::cast_slice(values)).unwrap();
+                    buffer
+                };
+                let rows = op.rows(rank, m);
+                let a = place(&a[rows.start * k..rows.end * k]);
+                let b = place(&b[columns.start * k..columns.end * k]);
+                let outputs: Vec<_> =
+                    (0..calls).map(|_| place(&vec![bf16::NAN; m * columns.len()])).collect();
+                for c in &outputs {
+                    let call = flux::AgGemmCall {
+                        m,
+                        a: a.address(),
+                        b: flux::Matrix::contiguous(b.address(), k),
+                        c: flux::Matrix::contiguous(c.address(), columns.len()),
+                    };
+                    // SAFETY: all buffers outlive the downloads below.
+                    unsafe { op.enqueue(rank, &call, &stream).unwrap() };
+                }
+                for c in &outputs {
+                    let mut result = vec![bf16::NAN; m * columns.len()];
+                    c.download(&stream, 0, bytemuck::cast_slice_mut(&mut result)).unwrap();
+                    for (row, values) in result.chunks(columns.len()).enumerate() {
+                        let expected = &reference[row * n..][columns.clone()];
+                        assert!(values.iter().zip(expected).all(|(c, r)| f64::from(*c) == *r), "rank {rank}");
+                    }
+                }
+            });
+        }
+    });
+    group.check().unwrap();
+}
+
+#[test]
+fn what_a_caller_can_get_wrong_is_an_error() {
+    assert!(matches!(Group::local(0), Err(Error::Swizzle(_))));
+    let mut config = GroupConfig::default();
+    config.backend = BackendChoice::Host;
+    config.wait_budget = std::time::Duration::from_millis(100);
+    let group = Group::local_with(2, config).unwrap();
+    let op = AgGemm::new(&group, OpSpec::new(8, 8, 16, DType::Bf16)).unwrap();
+    let stream = group.stream(0).unwrap();
+    let buffer = Buffer::allocate(group.device(0).unwrap(), 1024, Placement::Device).unwrap();
+    let matrix = flux::Matrix::contiguous(buffer.address(), 8);
+    let call = flux::AgGemmCall { m: 4, a: buffer.address(), b: matrix, c: matrix };
+    // SAFETY: every call is refused before anything is enqueued, but for one, which the buffer outlives.
+    let enqueue = |rank, call: flux::AgGemmCall| unsafe { op.enqueue(rank, &call, &stream) };
+    assert!(matches!(enqueue(2, call), Err(Error::NoSuchRank { rank: 2, world_size: 2 })));
+    assert!(matches!(
+        enqueue(0, flux::AgGemmCall { m: 17, ..call }),
+        Err(Error::TooManyRows { m: 17, max_m: 16 })
+    ));
+    let null = flux::AgGemmCall { a: flux::Address::NULL, ..call };
+    assert!(matches!(enqueue(0, null), Err(Error::BadMatrix { name: "A", .. })));
+    let narrow = flux::AgGemmCall { b: flux::Matrix::contiguous(buffer.address(), 3), ..call };
+    assert!(matches!(enqueue(0, narrow), Err(Error::BadMatrix { name: "B", .. })));
+    enqueue(0, call).unwrap();
+    assert!(matches!(enqueue(1, flux::AgGemmCall { m: 5, ..call }), Err(Error::DifferentRows { .. })));
+    let mut spec = OpSpec::new(8, 8, 16, DType::Bf16);
+    spec.chunk_rows = Some(0);
+    assert!(matches!(AgGemm::new(&group, spec), Err(Error::Transport(_))));
+    let huge = OpSpec::new(8, 1 << 31, u32::MAX as usize, DType::Bf16);
+    let error = AgGemm::new(&group, huge).unwrap_err();
+    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert!(matches!(
+        AgGemm::new(&group, OpSpec::new(8, 8, usize::MAX, DType::Bf16)),
+        Err(Error::Launch(flux_launch::Error::TooLarge { .. }))
+    ));
+    // Rank 1 never made its call: the wait for its rows ends.
+    stream.synchronize().unwrap();
+    assert!(matches!(group.check(), Err(Error::WaitExpired { rank: 0, peer: 1, .. })));
+}
