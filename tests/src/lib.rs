@@ -1,5 +1,6 @@
 //! What the tests of whole operations share: data, references, and running one call of all ranks.
 
 pub mod data;
+pub mod faults;
 pub mod run;
 pub mod table;

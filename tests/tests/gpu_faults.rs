@@ -1,1 +1,14 @@
+//! What happens on GPUs when a signal is lost: nothing hangs, neither a kernel nor a stream.
 
+use flux::BackendChoice;
+use flux_tests::faults;
+
+#[test]
+fn a_lost_signal_is_an_error_and_a_new_group_works() {
+    faults::check_lost_signals(BackendChoice::Cuda);
+}
+
+#[test]
+fn a_call_after_a_fault_is_refused() {
+    faults::check_refusal_after_a_fault(BackendChoice::Cuda);
+}

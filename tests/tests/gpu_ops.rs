@@ -1,1 +1,109 @@
+//! Whole operations on GPUs: the table for every number of ranks, with the peers' buffers in device memory and in pinned
+//! host memory, and cudarc's tensors.
 
+use cudarc::driver::CudaSlice;
+use flux::{AgGemm, Backend, BackendChoice, DType, Error, GemmRs, Group, GroupConfig, OpSpec, Placement};
+use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
+use half::{bf16, f16};
+
+fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
+    move |world_size| {
+        let mut config = GroupConfig::default();
+        config.backend = BackendChoice::Cuda;
+        config.peer_memory = placement;
+        Group::local_with(world_size, config).expect("these tests need a GPU")
+    }
+}
+
+fn check_all_world_sizes(placement: Placement) {
+    for case in CASES {
+        for world_size in [1, 2, 3, 4, 5, 8] {
+            check(Case { world_size, ..case }, &group_in(placement));
+        }
+    }
+    EDGES.into_iter().for_each(|case| check(case, &group_in(placement)));
+}
+
+#[test]
+fn the_table_is_right_with_peers_in_device_memory() {
+    check_all_world_sizes(Placement::Device);
+}
+
+#[test]
+fn the_table_is_right_with_peers_in_pinned_host_memory() {
+    check_all_world_sizes(Placement::PinnedHost);
+}
+
+#[test]
+fn a_large_layer_is_right() {
+    check(Case { m: 2100, n: 1544, k: 1032, world_size: 4 }, &group_in(Placement::Device));
+}
+
+#[test]
+fn bits_do_not_depend_on_the_way_or_the_time() {
+    check_bits(Case { m: 1301, n: 520, k: 400, world_size: 4 }, 20, &group_in(Placement::Device));
+}
+
+/// Small enough for a memory checker: every kernel, aligned and not, every policy, both placements.
+#[test]
+fn small_cases_for_a_memory_checker() {
+    for placement in [Placement::Device, Placement::PinnedHost] {
+        for case in
+            [Case { m: 9, n: 24, k: 16, world_size: 2 }, Case { m: 130, n: 131, k: 21, world_size: 3 }]
+        {
+            check(case, &group_in(placement));
+        }
+    }
+}
+
+#[test]
+fn cudarc_tensors_go_in_and_out() {
+    let group = group_in(Placement::Device)(2);
+    let (m, n, k) = (300, 264, 128);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 3), matrix::<bf16>(n * k, Fill::Normal, 4));
+    let reference = product(&a, &b, m, n, k);
+    let gather = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+    let scatter = GemmRs::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+    let columns = |matrix: &[bf16], range: std::ops::Range<usize>| -> Vec<bf16> {
+        matrix.chunks(k).flat_map(|row| row[range.clone()].to_vec()).collect()
+    };
+    let mut results: Vec<(_, CudaSlice<bf16>, CudaSlice<bf16>)> = Vec::new();
+    for rank in group.local_ranks() {
+        let gpu = group.device(rank).unwrap().as_cuda().unwrap().clone();
+        let stream = gpu.context().new_stream().unwrap();
+        let (rows, own) = (gather.rows(rank, m), gather.columns(rank));
+        let a_rows = stream.clone_htod(&a[rows.start * k..rows.end * k]).unwrap();
+        let b_rows = stream.clone_htod(&b[own.start * k..own.end * k]).unwrap();
+        let mut c = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
+        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, &mut c, &stream).unwrap();
+        let depth = scatter.depth(rank);
+        let a_columns = stream.clone_htod(&columns(&a, depth.clone())).unwrap();
+        let b_columns = stream.clone_htod(&columns(&b, depth)).unwrap();
+        let mut d = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
+        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, &mut d, &stream).unwrap();
+
+        let wrong = stream.clone_htod(&vec![f16::ZERO; m * k]).unwrap();
+        let mut wrong_c = wrong.clone();
+        let error = gather.enqueue_cudarc(rank, m, &wrong, &wrong, &mut wrong_c, &stream).unwrap_err();
+        assert!(matches!(error, Error::WrongDType { .. }), "{error}");
+        let short = stream.clone_htod(&[bf16::ZERO; 8]).unwrap();
+        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, &mut c, &stream).unwrap_err();
+        assert!(matches!(error, Error::BadMatrix { name: "A", .. }), "{error}");
+        results.push((stream, c, d));
+    }
+    let mut scattered = Vec::new();
+    for (rank, (stream, c, d)) in results.iter().enumerate() {
+        let own = gather.columns(rank);
+        let expected: Vec<f64> = reference.chunks(n).flat_map(|row| row[own.clone()].to_vec()).collect();
+        assert!(relative_error(&stream.clone_dtoh(c).unwrap(), &expected) < 4e-3);
+        scattered.extend(stream.clone_dtoh(d).unwrap());
+    }
+    assert!(relative_error(&scattered, &reference) < 4e-3);
+    group.check().unwrap();
+}
+
+#[test]
+fn auto_takes_the_gpu() {
+    assert_eq!(Group::local(3).unwrap().backend(), Backend::Cuda);
+}

@@ -1,0 +1,98 @@
+//! The portable kernel beside cuBLASLt, in one process, interleaved, with equal rests, on normal data.
+#![allow(clippy::print_stdout)] // the figures are the point
+
+use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
+use cudarc::driver::CudaSlice;
+use flux::{AgGemm, BackendChoice, DType, Group, GroupConfig, OpSpec};
+use flux_tests::data::{Fill, matrix};
+use half::bf16;
+use std::time::Duration;
+
+const ROUNDS: usize = 15;
+
+/// What the portable kernel is to reach of cuBLASLt's speed at 4096³.
+const GOAL: f64 = 0.40;
+
+fn median(mut times: Vec<f64>) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    let spread = (times[times.len() * 3 / 4] - times[times.len() / 4]) / times[times.len() / 2];
+    (times[times.len() / 2], spread)
+}
+
+#[test]
+fn plain_gemm_beside_cublas() {
+    let mut config = GroupConfig::default();
+    config.backend = BackendChoice::Cuda;
+    let group = Group::local_with(1, config).expect("this test needs a GPU");
+    let gpu = group.device(0).unwrap().as_cuda().unwrap().clone();
+    let stream = gpu.context().new_stream().unwrap();
+    let cublas = CudaBlasLT::new(stream.clone()).unwrap();
+    println!("    m     n     k |  flux ms  TFLOP/s | cublas ms  TFLOP/s | ratio | spreads");
+    let mut at_4096 = 0.0;
+    for (m, n, k) in [(4096, 4096, 4096), (8192, 8192, 8192), (8192, 6144, 4096), (1024, 7168, 8192)] {
+        let op = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+        let a = stream.clone_htod(&matrix::<bf16>(m * k, Fill::Normal, 1)).unwrap();
+        let b = stream.clone_htod(&matrix::<bf16>(n * k, Fill::Normal, 2)).unwrap();
+        let mut ours: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
+        let mut theirs: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
+        let time = |work: &mut dyn FnMut()| {
+            std::thread::sleep(Duration::from_millis(60));
+            let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
+            let begin = stream.record_event(timed).unwrap();
+            work();
+            let end = stream.record_event(timed).unwrap();
+            f64::from(begin.elapsed_ms(&end).unwrap())
+        };
+        let (mut flux_ms, mut cublas_ms) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS + 2 {
+            let flux = time(&mut || {
+                op.enqueue_cudarc(0, m, &a, &b, &mut ours, &stream).unwrap();
+            });
+            // Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
+            let peer = time(&mut || {
+                let shape = MatmulConfig {
+                    transa: true,
+                    transb: false,
+                    transc: false,
+                    m: n as u64,
+                    n: m as u64,
+                    k: k as u64,
+                    alpha: 1.0,
+                    lda: k as i64,
+                    ldb: k as i64,
+                    beta: 0.0,
+                    ldc: n as i64,
+                    stride_a: None,
+                    stride_b: None,
+                    stride_c: None,
+                    stride_bias: None,
+                    batch_size: None,
+                };
+                // SAFETY: the shape is the tensors'.
+                unsafe { cublas.matmul(shape, &b, &a, &mut theirs, None, None).unwrap() };
+            });
+            if round >= 2 {
+                flux_ms.push(flux);
+                cublas_ms.push(peer);
+            }
+        }
+        let (ours, theirs) = (stream.clone_dtoh(&ours).unwrap(), stream.clone_dtoh(&theirs).unwrap());
+        let theirs: Vec<f64> = theirs.iter().map(|value| value.to_f64()).collect();
+        let difference = flux_tests::data::relative_error(&ours, &theirs);
+        assert!(difference < 4e-3, "the results differ by {difference:e}");
+        let flop = 2.0 * m as f64 * n as f64 * k as f64;
+        let ((flux, flux_spread), (peer, peer_spread)) = (median(flux_ms), median(cublas_ms));
+        let ratio = peer / flux;
+        println!(
+            "{m:>5} {n:>5} {k:>5} | {flux:>8.3} {:>8.0} | {peer:>9.3} {:>8.0} | {ratio:>5.3} | {:.1} % {:.1} %",
+            flop / flux / 1e9,
+            flop / peer / 1e9,
+            100.0 * flux_spread,
+            100.0 * peer_spread
+        );
+        if m == 4096 {
+            at_4096 = ratio;
+        }
+    }
+    assert!(at_4096 >= GOAL, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {GOAL}");
+}
