@@ -77,3 +77,9 @@ struct SumParams {
   u32 reserved;
   WaitBound wait;
 };
+
+// An activation, element by element, in place.
+struct GeluParams {
+  u64 values;           // element*
+  u64 len;              // elements
+};

@@ -2,7 +2,10 @@
 //! host memory, and cudarc's tensors.
 
 use cudarc::driver::CudaSlice;
-use flux::{AgGemm, Backend, BackendChoice, DType, Error, GemmRs, Group, GroupConfig, OpSpec, Placement};
+use flux::{
+    AgGemm, Backend, BackendChoice, DType, Error, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
+    Placement,
+};
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
 use half::{bf16, f16};
@@ -59,12 +62,15 @@ fn small_cases_for_a_memory_checker() {
 
 #[test]
 fn cudarc_tensors_go_in_and_out() {
-    let group = group_in(Placement::Device)(2);
+    // One rank per GPU: ranks that share one are called together.
+    let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap());
     let (m, n, k) = (300, 264, 128);
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 3), matrix::<bf16>(n * k, Fill::Normal, 4));
     let reference = product(&a, &b, m, n, k);
-    let gather = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
-    let scatter = GemmRs::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    spec.path = PathPreference::Fused;
+    let gather = AgGemm::new(&group, spec.clone()).unwrap();
+    let scatter = GemmRs::new(&group, spec).unwrap();
     let columns = |matrix: &[bf16], range: std::ops::Range<usize>| -> Vec<bf16> {
         matrix.chunks(k).flat_map(|row| row[range.clone()].to_vec()).collect()
     };
@@ -101,6 +107,17 @@ fn cudarc_tensors_go_in_and_out() {
     }
     assert!(relative_error(&scattered, &reference) < 4e-3);
     group.check().unwrap();
+}
+
+#[test]
+fn ranks_that_share_a_gpu_are_not_called_one_by_one() {
+    let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap() + 1);
+    let op = AgGemm::new(&group, OpSpec::new(8, 8, 8, DType::Bf16)).unwrap();
+    let matrix = flux::Matrix::contiguous(flux::Address::NULL, 8);
+    let call = flux::AgGemmCall { m: 0, a: flux::Address::NULL, b: matrix, c: matrix };
+    // SAFETY: refused before anything is enqueued.
+    let refused = unsafe { op.enqueue(0, &call, &group.stream(0).unwrap()) };
+    assert!(matches!(refused, Err(Error::SharedDevice { rank: 0, .. })));
 }
 
 #[test]

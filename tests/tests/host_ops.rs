@@ -127,7 +127,17 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     assert!(matches!(enqueue(0, null), Err(Error::BadMatrix { name: "A", .. })));
     let narrow = flux::AgGemmCall { b: flux::Matrix::contiguous(buffer.address(), 3), ..call };
     assert!(matches!(enqueue(0, narrow), Err(Error::BadMatrix { name: "B", .. })));
-    enqueue(0, call).unwrap();
+    let both = |second: flux::AgGemmCall| {
+        let other = group.stream(1).unwrap();
+        // SAFETY: refused before anything is enqueued.
+        unsafe { op.enqueue_all(&[flux::AgGemmCall { m: 9, ..call }, second], &[&stream, &other]) }
+    };
+    assert!(matches!(both(call), Err(Error::DifferentRows { rank: 1, m: 4, other: 9 })));
+    assert!(matches!(both(flux::AgGemmCall { m: 9, ..null }), Err(Error::BadMatrix { .. })));
+    // SAFETY: as above.
+    let one = unsafe { op.enqueue_all(&[call], &[&stream]) };
+    assert!(matches!(one, Err(Error::NotOnePerRank { what: "calls", given: 1, world_size: 2 })));
+    enqueue(0, call).unwrap(); // the refused calls left no trace
     assert!(matches!(enqueue(1, flux::AgGemmCall { m: 5, ..call }), Err(Error::DifferentRows { .. })));
     let mut spec = OpSpec::new(8, 8, 16, DType::Bf16);
     spec.chunk_rows = Some(0);

@@ -15,6 +15,8 @@ macro_rules! embed {
 
 /// Every kernel's PTX, by name. A test compares the names with the manifest's.
 const PTX: &[(&str, &str)] = embed![
+    "gelu_bf16",
+    "gelu_f16",
     "gemm_bf16_ag_scalar",
     "gemm_bf16_ag_vector",
     "gemm_bf16_plain_scalar",
@@ -96,6 +98,10 @@ pub(crate) fn gemm_name(dtype: DType, policy: Policy, load: Load) -> String {
     format!("gemm_{dtype}_{}_{load}", policy.name())
 }
 
+pub(crate) fn gelu_name(dtype: DType) -> String {
+    format!("gelu_{dtype}")
+}
+
 pub(crate) fn sum_name(dtype: DType) -> String {
     format!("sum_{dtype}")
 }
@@ -103,7 +109,7 @@ pub(crate) fn sum_name(dtype: DType) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GemmParams, SumParams};
+    use crate::{GeluParams, GemmParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
 
@@ -134,10 +140,11 @@ mod tests {
     #[test]
     fn parameters_are_as_large_as_the_kernels_expect() {
         for kernel in catalogue().unwrap().values() {
-            let expected = if kernel.name.starts_with("gemm") {
-                size_of::<GemmParams>()
-            } else {
-                size_of::<SumParams>()
+            let expected = match kernel.name.split('_').next() {
+                Some("gemm") => size_of::<GemmParams>(),
+                Some("sum") => size_of::<SumParams>(),
+                Some("gelu") => size_of::<GeluParams>(),
+                _ => panic!("{} has no parameters", kernel.name),
             };
             assert_eq!(kernel.param_bytes as usize, expected, "{}", kernel.name);
         }

@@ -1,7 +1,7 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
-use crate::catalogue::{Load, catalogue, gemm_name, sum_name};
-use crate::{DType, Error, GemmParams, KernelInfo, Policy, Result, SumParams};
+use crate::catalogue::{Load, catalogue, gelu_name, gemm_name, sum_name};
+use crate::{DType, Error, GeluParams, GemmParams, KernelInfo, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
@@ -76,6 +76,15 @@ impl CudaLauncher {
         let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
         // SAFETY: the caller's promise; the name's kernel takes this parameter.
         unsafe { self.launch(stream, &sum_name(dtype), tiles, params) }
+    }
+
+    /// # Safety
+    /// As for [`crate::Launcher::gelu`].
+    pub(crate) unsafe fn gelu(&self, stream: &CudaStream, dtype: DType, params: &GeluParams) -> Result<()> {
+        let name = gelu_name(dtype);
+        let blocks = params.len.div_ceil(u64::from(info(&name)?.threads));
+        // SAFETY: the caller's promise; the name's kernel takes this parameter.
+        unsafe { self.launch(stream, &name, u32::try_from(blocks).unwrap_or(u32::MAX), params) }
     }
 
     /// # Safety

@@ -1,7 +1,7 @@
 //! One way to launch, on either backend.
 
 use crate::cuda::CudaLauncher;
-use crate::{DType, Error, GemmParams, Policy, Result, SumParams, host};
+use crate::{DType, Error, GeluParams, GemmParams, Policy, Result, SumParams, host};
 use flux_memory::{Device, Stream};
 use flux_swizzle::TileShape;
 use half::{bf16, f16};
@@ -128,6 +128,31 @@ impl Launcher {
             }
             // SAFETY: the caller's promise.
             (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.sum(stream, dtype, params) },
+            _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
+        }
+    }
+
+    /// Enqueues GELU in place.
+    ///
+    /// # Safety
+    /// Until the launch has ended, the elements are live, aligned, reachable by the device, and nobody else accesses them.
+    pub unsafe fn gelu(&self, stream: &Stream, dtype: DType, params: &GeluParams) -> Result<()> {
+        match (&self.0, stream) {
+            (Kind::Host(pool), Stream::Host(stream)) => {
+                let (pool, params) = (Arc::clone(pool), *params);
+                stream.launch(move || {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        match dtype {
+                            DType::Bf16 => host::gelu::<bf16>(&pool, params),
+                            DType::F16 => host::gelu::<f16>(&pool, params),
+                        }
+                    }
+                })?;
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.gelu(stream, dtype, params) },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
     }

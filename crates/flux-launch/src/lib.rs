@@ -13,7 +13,7 @@ pub use catalogue::{KernelInfo, catalogue};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use launcher::Launcher;
-pub use params::{Destination, GemmParams, Policy, RowTile, SumParams};
+pub use params::{Destination, GeluParams, GemmParams, Policy, RowTile, SumParams};
 pub use schedule::{Schedule, ScheduleTables};
 
 /// The result of everything here that can fail.

@@ -98,6 +98,16 @@ pub struct GemmParams {
     pub wait: WaitBound,
 }
 
+/// GELU of every element, in place, in fp32: x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct GeluParams {
+    /// The elements.
+    pub values: Address,
+    /// How many.
+    pub len: u64,
+}
+
 /// The sum of the slots in rank order: `out[row, column] = Σ slots[source][row, column]`, in fp32, rounded once.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! AllGather: every rank's rows come to every rank, chunk by chunk, each followed by its signal.
 //!
-//! A call, for one rank: [`AllGather::enqueue`] starts the transfers; then whatever reads the gathered rows (a GEMM that
+//! A call, for one rank: [`AllGather::stage`] and
+//! [`AllGather::transfer`] start the transfers; then whatever reads the gathered rows (a GEMM that
 //! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
@@ -108,7 +109,7 @@ impl AllGather {
         Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
     }
 
-    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::enqueue`], to save a copy. Only
+    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy. Only
     /// after the caller's stream has passed the previous call of this rank, and only when pushing: when pulling, the
     /// peers may still read the previous shard there.
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
@@ -116,13 +117,13 @@ impl AllGather {
         Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
     }
 
-    /// Starts `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
+    /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
     /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it.
     ///
     /// # Safety
     /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
     /// the same sequence of calls, with the same rows; epochs rise by one from 1.
-    pub unsafe fn enqueue(
+    pub unsafe fn stage(
         &self,
         rank: usize,
         epoch: u32,
@@ -130,35 +131,51 @@ impl AllGather {
         shard: Address,
         compute: &Stream,
     ) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        let chunks = self.chunks(rows)?;
-        let own = chunks.shards().range(rank);
         let own_place = self.shard(rank, rows)?;
+        let bytes = self.chunks(rows)?.shards().rows(rank) * self.spec.row_bytes;
         let state = &self.ranks[rank];
+        let push = self.spec.direction == Direction::Push;
         state.link.follow_previous(compute)?;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
         // the shard. The epochs keep the peers' accesses apart.
         unsafe {
-            if self.spec.direction == Direction::Push {
-                state.link.fork(compute)?;
-                self.push(rank, epoch, &chunks, shard)?;
+            if push {
+                state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
             } else {
                 compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))?;
             }
             if shard != own_place {
-                compute.copy(own_place, shard, own.len() * self.spec.row_bytes)?;
+                compute.copy(own_place, shard, bytes)?;
             }
-            if self.spec.direction == Direction::Pull {
+            if !push {
                 self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
                 state.link.fork(compute)?;
-                self.pull(rank, epoch, &chunks)?;
             }
         }
-        state.link.end()
+        Ok(())
+    }
+
+    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]. Where ranks share a GPU, all are staged
+    /// before the first transfers start: streams that share a hardware queue run in the order of their submission, and a
+    /// wait for what is submitted later could hold it up.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, shard: Address) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let chunks = self.chunks(rows)?;
+        // SAFETY: as above.
+        unsafe {
+            match self.spec.direction {
+                Direction::Push => self.push(rank, epoch, &chunks, shard)?,
+                Direction::Pull => self.pull(rank, epoch, &chunks)?,
+            }
+        }
+        self.ranks[rank].link.end()
     }
 
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     unsafe fn push(&self, rank: usize, epoch: u32, chunks: &Chunks, shard: Address) -> Result<()> {
         let state = &self.ranks[rank];
         let first_row = chunks.shards().range(rank).start;
@@ -178,7 +195,7 @@ impl AllGather {
     }
 
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in arrival_order(rank, self.ranks.len()) {
@@ -200,7 +217,7 @@ impl AllGather {
     /// Moves chunk `index` of `shard` from rank `from` to rank `to`, on the stream of whoever moves it.
     ///
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     #[allow(clippy::too_many_arguments)]
     unsafe fn move_chunk(
         &self,
@@ -226,7 +243,7 @@ impl AllGather {
     }
 
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32) -> Result<()> {
         if self.is_lost(from, to) {
             return Ok(());
@@ -240,7 +257,7 @@ impl AllGather {
     /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`.
     ///
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     pub unsafe fn wait_for_all(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: the signals belong to this op.
@@ -250,7 +267,7 @@ impl AllGather {
     /// `compute` has enqueued its last reader of call `epoch`: the peers may overwrite `rank`'s gathered rows after it.
     ///
     /// # Safety
-    /// As for [`AllGather::enqueue`].
+    /// As for [`AllGather::stage`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         let link = &self.ranks[rank].link;

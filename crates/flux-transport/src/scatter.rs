@@ -2,7 +2,8 @@
 //! slot of its own, so that the owner can sum them in rank order.
 //!
 //! Slots are filled in one of two ways: a GEMM writes its tiles straight into [`Scatter::slot`] and raises
-//! [`Scatter::tile_signals`]; or the GEMM writes to [`Scatter::partial`] and [`Scatter::enqueue`] moves the rows. Then the
+//! [`Scatter::tile_signals`]; or the GEMM writes to [`Scatter::partial`] and [`Scatter::stage`]
+//! and [`Scatter::transfer`] move the rows. Then the
 //! owner sums its slots, and [`Scatter::release`] lets the sources overwrite them.
 
 use crate::link::{Link, PeerWords, check_rank};
@@ -159,7 +160,7 @@ impl Scatter {
     /// `compute` begins a call of `rank`: it follows the previous one, and may overwrite the partial rows.
     ///
     /// # Safety
-    /// As for [`Scatter::enqueue`].
+    /// Every rank makes the same sequence of calls, with the same rows and ways; epochs rise by one from 1.
     pub unsafe fn begin(&self, rank: usize, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         let state = &self.ranks[rank];
@@ -171,11 +172,27 @@ impl Scatter {
         }
     }
 
-    /// Moves `rank`'s partial rows of call `epoch`, `rows` in all, which `compute` has just computed, to their owners.
+    /// `rank`'s partial rows of call `epoch` are complete on `compute`: they may be moved.
     ///
     /// # Safety
-    /// Every rank makes the same sequence of calls, with the same rows and ways; epochs rise by one from 1.
-    pub unsafe fn enqueue(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
+    /// As for [`Scatter::begin`].
+    pub unsafe fn stage(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        if self.spec.direction == Direction::Pull {
+            // SAFETY: the signals belong to this op.
+            unsafe { self.ready.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
+            state.last_pull.store(epoch, Ordering::Relaxed);
+        }
+        state.link.fork(compute)
+    }
+
+    /// Moves the partial rows of call `epoch`, `rows` in all, to their owners, after [`Scatter::stage`]: `rank`'s to its
+    /// peers if pushing, its peers' to `rank` if pulling. Where ranks share a GPU, all are staged before the first move.
+    ///
+    /// # Safety
+    /// As for [`Scatter::begin`].
+    pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         let world_size = self.ranks.len();
         check_rank(rank, world_size)?;
         if rows > self.spec.max_rows {
@@ -185,18 +202,13 @@ impl Scatter {
         let state = &self.ranks[rank];
         let transfers = &state.link.transfers;
         let push = self.spec.direction == Direction::Push;
-        // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the acknowledgements
-        // keep the peers' accesses apart.
-        unsafe {
-            if !push {
-                self.ready.raise(&self.signals, compute, rank, 0..world_size, epoch)?;
-                state.last_pull.store(epoch, Ordering::Relaxed);
-            }
-            state.link.fork(compute)?;
-            // From rank + 1 on, around to itself: in every step each rank is sent to by exactly one other.
-            for peer in (1..=world_size).map(|step| (rank + step) % world_size) {
-                let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
-                let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
+        // From rank + 1 on, around to itself: in every step each rank is sent to by exactly one other.
+        for peer in (1..=world_size).map(|step| (rank + step) % world_size) {
+            let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
+            let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
+            // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the
+            // acknowledgements keep the peers' accesses apart.
+            unsafe {
                 transfers.wait_values(&state.may_move[peer], wanted)?;
                 self.move_rows(source, owner, &chunks, transfers, epoch)?;
                 if !self.is_lost(source, owner) {
@@ -213,7 +225,7 @@ impl Scatter {
     }
 
     /// # Safety
-    /// As for [`Scatter::enqueue`].
+    /// As for [`Scatter::begin`].
     unsafe fn move_rows(
         &self,
         source: usize,
@@ -240,7 +252,7 @@ impl Scatter {
     /// `compute` has enqueued the sum of `rank`'s slots of call `epoch`: the sources may overwrite them after it.
     ///
     /// # Safety
-    /// As for [`Scatter::enqueue`].
+    /// As for [`Scatter::begin`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: the signals belong to this op.

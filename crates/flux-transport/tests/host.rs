@@ -75,7 +75,8 @@ fn all_gather_brings_every_row_to_every_rank() {
                 for rank in (0..world_size).rev() {
                     // SAFETY: the sources live until all streams are synchronised below.
                     unsafe {
-                        gather.enqueue(rank, epoch, rows, sources[rank].address(), &streams[rank]).unwrap();
+                        gather.stage(rank, epoch, rows, sources[rank].address(), &streams[rank]).unwrap();
+                        gather.transfer(rank, epoch, rows, sources[rank].address()).unwrap();
                     }
                 }
                 let expected: Vec<u8> = (0..world_size)
@@ -113,7 +114,8 @@ fn scatter_brings_every_row_into_its_owners_slots() {
                     unsafe {
                         scatter.begin(rank, &streams[rank]).unwrap();
                         streams[rank].upload(scatter.partial(rank), &data).unwrap();
-                        scatter.enqueue(rank, epoch, rows, &streams[rank]).unwrap();
+                        scatter.stage(rank, epoch, &streams[rank]).unwrap();
+                        scatter.transfer(rank, epoch, rows, &streams[rank]).unwrap();
                     }
                 }
                 for (rank, stream) in streams.iter().enumerate() {
@@ -161,7 +163,8 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
         for (rank, stream) in streams.iter().enumerate() {
             // SAFETY: the shard outlives the calls.
             unsafe {
-                gather.enqueue(rank, 1, MAX_ROWS, shard.address(), stream).unwrap();
+                gather.stage(rank, 1, MAX_ROWS, shard.address(), stream).unwrap();
+                gather.transfer(rank, 1, MAX_ROWS, shard.address()).unwrap();
                 gather.wait_for_all(rank, 1, stream).unwrap();
                 gather.release(rank, 1, stream).unwrap();
             }
@@ -182,7 +185,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(gather.chunks(MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
     unsafe {
-        let outside = gather.enqueue(2, 1, 1, Address::NULL, &stream);
+        let outside = gather.stage(2, 1, 1, Address::NULL, &stream);
         assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
     }
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));

@@ -4,15 +4,15 @@
 //! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
-use crate::call::{Agreement, check_call, kernel_size};
+use crate::call::{self, Agreement, Phase, Phased, RankState, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Error, Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables};
-use flux_memory::{Address, Stream, next_epoch};
+use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -26,13 +26,6 @@ pub struct AgGemm {
     gather: AllGather,
     agreement: Agreement,
     ranks: Vec<Mutex<RankState>>,
-}
-
-#[derive(Debug)]
-struct RankState {
-    epoch: u32,
-    broken: bool,
-    schedules: Schedules,
 }
 
 /// One rank's part of a call.
@@ -83,7 +76,7 @@ impl AgGemm {
                 let largest = TileOrder::all_gather(shards, rank, tile, weight_shards.rows(rank))?;
                 let schedules =
                     Schedules::new(group.device(rank)?, largest.len(), largest.row_tiles().count())?;
-                Ok(Mutex::new(RankState { epoch: 0, broken: false, schedules }))
+                Ok(Mutex::new(RankState::new(schedules)))
             })
             .collect::<Result<_>>()?;
         let agreement = Agreement::default();
@@ -132,52 +125,80 @@ impl AgGemm {
     }
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
-    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`].
+    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
+    /// a GPU are called together, with [`AgGemm::enqueue_all`].
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`AgGemmCall`] says, and reachable by the rank's device, until `stream`
     /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<PathChoice> {
+        self.group.check_alone(rank)?;
+        // SAFETY: the caller's promise.
+        unsafe { call::in_phases(self, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
+    }
+
+    /// Enqueues the parts of all ranks of this process, rank by rank, each on its own of `streams`.
+    ///
+    /// # Safety
+    /// As for [`AgGemm::enqueue`], for every rank.
+    pub unsafe fn enqueue_all(&self, calls: &[AgGemmCall], streams: &[&Stream]) -> Result<PathChoice> {
+        // SAFETY: the caller's promise.
+        unsafe { call::in_phases(self, self.group.local_ranks(), calls, streams) }
+    }
+}
+
+impl Phased for AgGemm {
+    type Call = AgGemmCall;
+
+    fn ranks(&self) -> &[Mutex<RankState>] {
+        &self.ranks
+    }
+
+    fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
-        let _span = tracing::debug_span!("ag-gemm", rank, m = call.m).entered();
         let (k, columns, dtype) = (self.spec.k, self.columns(rank).len(), self.spec.dtype);
         Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
         call.b.check("B", columns, k, dtype)?;
         call.c.check("C", call.m, columns, dtype)?;
         let shards = Shards::new(call.m, self.ranks.len())?;
-        let choice = plan::choose(self.spec.path, &shards, self.tile);
+        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
+    }
 
-        let mut state = self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        if state.broken {
-            return Err(Error::Broken);
-        }
-        let epoch = next_epoch(state.epoch);
-        self.agreement.check(rank, epoch, call.m)?;
-        state.epoch = epoch;
-        state.broken = true; // until everything is enqueued
+    unsafe fn phase(
+        &self,
+        phase: Phase,
+        (rank, epoch, path): (usize, u32, Path),
+        call: &AgGemmCall,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
-            match choice.path {
-                Path::Local => self.launch(rank, epoch, call, call.a, choice.path, &mut state, stream)?,
-                Path::Fused => {
-                    self.gather.enqueue(rank, epoch, call.m, call.a, stream)?;
-                    let gathered = self.gather.gathered(rank);
-                    self.launch(rank, epoch, call, gathered, choice.path, &mut state, stream)?;
-                    self.gather.release(rank, epoch, stream)?;
+            match (phase, path) {
+                (Phase::Finish, Path::Local) => {
+                    self.launch(rank, epoch, call, call.a, path, schedules, stream)
                 }
-                Path::Unfused => {
-                    self.gather.enqueue(rank, epoch, call.m, call.a, stream)?;
-                    self.gather.wait_for_all(rank, epoch, stream)?;
+                (_, Path::Local) => Ok(()),
+                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
+                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Finish, _) => {
+                    if path == Path::Unfused {
+                        self.gather.wait_for_all(rank, epoch, stream)?;
+                    }
                     let gathered = self.gather.gathered(rank);
-                    self.launch(rank, epoch, call, gathered, choice.path, &mut state, stream)?;
-                    self.gather.release(rank, epoch, stream)?;
+                    self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
+                    Ok(self.gather.release(rank, epoch, stream)?)
                 }
             }
         }
-        state.broken = false;
-        Ok(choice)
     }
+}
 
+impl AgGemm {
     /// # Safety
     /// As for [`AgGemm::enqueue`].
     #[allow(clippy::too_many_arguments)]
@@ -188,7 +209,7 @@ impl AgGemm {
         call: &AgGemmCall,
         a: Address,
         path: Path,
-        state: &mut RankState,
+        schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
         let fused = path == Path::Fused;
@@ -209,7 +230,7 @@ impl AgGemm {
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        state.schedules.with(stream, (call.m, fused), tables, |schedule| {
+        schedules.with(stream, (call.m, fused), tables, |schedule| {
             let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
             let params = GemmParams { order, row_tiles, tiles, ..params };
             // SAFETY: the caller's promise for the matrices; the rest belongs to this op.

@@ -111,6 +111,33 @@ pub enum Error {
         /// How long a wait may last.
         budget: Duration,
     },
+    /// An operation wrote past its output.
+    #[error("rank {rank} wrote outside of its output: a defect of flux; please report the shape")]
+    WroteOutside {
+        /// The rank.
+        rank: usize,
+    },
+    /// Ranks that share a GPU were called one by one.
+    #[error(
+        "rank {rank} shares {device} with other ranks: call them together with `enqueue_all`, since one that waits for a \
+         rank called later may hold up the hardware queue that the later one needs"
+    )]
+    SharedDevice {
+        /// The rank of the call.
+        rank: usize,
+        /// The GPU.
+        device: String,
+    },
+    /// A call of all ranks with a wrong number of parts.
+    #[error("{given} {what} were given for {world_size} ranks; give one for each")]
+    NotOnePerRank {
+        /// What there is a wrong number of.
+        what: &'static str,
+        /// How many were given.
+        given: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
     /// An earlier call failed half-way.
     #[error("an earlier call of this operation failed half-way; build a new group")]
     Broken,

@@ -5,15 +5,15 @@
 //! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
 //! whatever the timing.
 
-use crate::call::{Agreement, check_call, kernel_size};
+use crate::call::{self, Agreement, Phase, Phased, RankState, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Error, Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{Destination, GemmParams, Policy, ScheduleTables, SumParams};
-use flux_memory::{Address, Buffer, Placement, Stream, next_epoch};
+use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
 use flux_transport::{PeerCopy, Scatter, ScatterSpec};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
 const PITCH_ELEMENTS: usize = 8;
@@ -32,15 +32,8 @@ pub struct GemmRs {
     scatter: Scatter,
     agreement: Agreement,
     ranks: Vec<Mutex<RankState>>,
-}
-
-#[derive(Debug)]
-struct RankState {
-    epoch: u32,
-    broken: bool,
-    schedules: Schedules,
-    /// `Destination[world_size]`.
-    destinations: Buffer,
+    /// Each rank's `Destination[world_size]`.
+    destinations: Vec<Buffer>,
 }
 
 /// One rank's part of a call.
@@ -87,25 +80,24 @@ impl GemmRs {
                 signal_loss: group.config().signal_loss,
             },
         )?;
-        let ranks = group
-            .local_ranks()
-            .map(|rank| {
-                group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
-                let device = group.device(rank)?;
-                let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
-                let schedules = Schedules::new(device, largest.len(), largest.row_tiles().count())?;
-                let table: Vec<_> = (0..world_size)
-                    .map(|peer| Destination {
-                        slot: scatter.slot(peer, rank),
-                        signals: scatter.tile_signals(peer, rank),
-                    })
-                    .collect();
-                let table: &[u8] = bytemuck::cast_slice(&table);
-                let destinations = Buffer::allocate(device, table.len(), Placement::Device)?;
-                destinations.upload(&device.stream()?, 0, table)?;
-                Ok(Mutex::new(RankState { epoch: 0, broken: false, schedules, destinations }))
-            })
-            .collect::<Result<_>>()?;
+        let (mut ranks, mut destinations) = (Vec::new(), Vec::new());
+        for rank in group.local_ranks() {
+            group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
+            let device = group.device(rank)?;
+            let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
+            let schedules = Schedules::new(device, largest.len(), largest.row_tiles().count())?;
+            ranks.push(Mutex::new(RankState::new(schedules)));
+            let table: Vec<_> = (0..world_size)
+                .map(|peer| Destination {
+                    slot: scatter.slot(peer, rank),
+                    signals: scatter.tile_signals(peer, rank),
+                })
+                .collect();
+            let table: &[u8] = bytemuck::cast_slice(&table);
+            let buffer = Buffer::allocate(device, table.len(), Placement::Device)?;
+            buffer.upload(&device.stream()?, 0, table)?;
+            destinations.push(buffer);
+        }
         let weight_shards = Shards::new(spec.k, world_size)?;
         Ok(Self {
             group: group.clone(),
@@ -119,6 +111,7 @@ impl GemmRs {
             scatter,
             agreement: Agreement::default(),
             ranks,
+            destinations,
         })
     }
 
@@ -162,55 +155,86 @@ impl GemmRs {
     }
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
-    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`].
+    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
+    /// a GPU are called together, with [`GemmRs::enqueue_all`].
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until `stream`
     /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<PathChoice> {
+        self.group.check_alone(rank)?;
+        // SAFETY: the caller's promise.
+        unsafe { call::in_phases(self, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
+    }
+
+    /// Enqueues the parts of all ranks of this process, rank by rank, each on its own of `streams`.
+    ///
+    /// # Safety
+    /// As for [`GemmRs::enqueue`], for every rank.
+    pub unsafe fn enqueue_all(&self, calls: &[GemmRsCall], streams: &[&Stream]) -> Result<PathChoice> {
+        // SAFETY: the caller's promise.
+        unsafe { call::in_phases(self, self.group.local_ranks(), calls, streams) }
+    }
+}
+
+impl Phased for GemmRs {
+    type Call = GemmRsCall;
+
+    fn ranks(&self) -> &[Mutex<RankState>] {
+        &self.ranks
+    }
+
+    fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
-        let _span = tracing::debug_span!("gemm-rs", rank, m = call.m).entered();
         let (n, depth, dtype) = (self.spec.n, self.depth(rank).len(), self.spec.dtype);
         call.a.check("A", call.m, depth, dtype)?;
         call.b.check("B", n, depth, dtype)?;
         call.c.check("C", self.rows(rank, call.m).len(), n, dtype)?;
         let shards = Shards::new(call.m, self.ranks.len())?;
-        let choice = plan::choose(self.spec.path, &shards, self.tile);
+        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
+    }
 
-        let mut state = self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        if state.broken {
-            return Err(Error::Broken);
-        }
-        let epoch = next_epoch(state.epoch);
-        self.agreement.check(rank, epoch, call.m)?;
-        state.epoch = epoch;
-        state.broken = true; // until everything is enqueued
+    unsafe fn phase(
+        &self,
+        phase: Phase,
+        (rank, epoch, path): (usize, u32, Path),
+        call: &GemmRsCall,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
-            match choice.path {
-                Path::Local => self.launch(rank, epoch, call, call.c, choice.path, &mut state, stream)?,
-                Path::Fused => {
-                    self.scatter.begin(rank, stream)?;
-                    let slots = Matrix::contiguous(self.scatter.partial(rank), self.pitch); // the pitch counts
-                    self.launch(rank, epoch, call, slots, choice.path, &mut state, stream)?;
-                    self.sum(rank, epoch, call, choice.path, stream)?;
-                    self.scatter.release(rank, epoch, stream)?;
+            match (phase, path) {
+                (Phase::Begin, Path::Local) => {
+                    self.launch(rank, epoch, call, call.c, path, schedules, stream)
                 }
-                Path::Unfused => {
+                (_, Path::Local) => Ok(()),
+                (Phase::Begin, _) => {
                     self.scatter.begin(rank, stream)?;
                     let partial = Matrix::contiguous(self.scatter.partial(rank), self.pitch);
-                    self.launch(rank, epoch, call, partial, choice.path, &mut state, stream)?;
-                    self.scatter.enqueue(rank, epoch, call.m, stream)?;
-                    self.sum(rank, epoch, call, choice.path, stream)?;
-                    self.scatter.release(rank, epoch, stream)?;
+                    self.launch(rank, epoch, call, partial, path, schedules, stream)?;
+                    if path == Path::Unfused {
+                        self.scatter.stage(rank, epoch, stream)?;
+                    }
+                    Ok(())
+                }
+                (Phase::Transfer, Path::Fused) => Ok(()),
+                (Phase::Transfer, _) => Ok(self.scatter.transfer(rank, epoch, call.m, stream)?),
+                (Phase::Finish, _) => {
+                    self.sum(rank, epoch, call, path, stream)?;
+                    Ok(self.scatter.release(rank, epoch, stream)?)
                 }
             }
         }
-        state.broken = false;
-        Ok(choice)
     }
+}
 
-    /// The GEMM: into the owners' slots if fused, else into `c`.
+impl GemmRs {
+    /// The GEMM: into the owners' slots if fused (of `c`, only the pitch counts), else into `c`.
     ///
     /// # Safety
     /// As for [`GemmRs::enqueue`].
@@ -222,7 +246,7 @@ impl GemmRs {
         call: &GemmRsCall,
         c: Matrix,
         path: Path,
-        state: &mut RankState,
+        schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
         let fused = path == Path::Fused;
@@ -237,7 +261,7 @@ impl GemmRs {
             ldb: call.b.pitch as u64,
             ldc: c.pitch as u64,
             gates: self.scatter.gates(rank),
-            destinations: state.destinations.address(),
+            destinations: self.destinations[rank].address(),
             n: kernel_size("n", self.spec.n)?,
             k: kernel_size("k", self.depth(rank).len())?,
             gate_epoch: epoch.wrapping_sub(1), // the owner has summed the call before
@@ -245,7 +269,7 @@ impl GemmRs {
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        state.schedules.with(stream, (call.m, fused), tables, |schedule| {
+        schedules.with(stream, (call.m, fused), tables, |schedule| {
             let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
             let params = GemmParams { order, row_tiles, tiles, ..params };
             // SAFETY: the caller's promise for the matrices; the rest belongs to this op.

@@ -142,6 +142,17 @@ impl Group {
         if rank < world_size { Ok(()) } else { Err(Error::NoSuchRank { rank, world_size }) }
     }
 
+    /// Whether `rank` may be called by itself: not if others share its GPU.
+    pub(crate) fn check_alone(&self, rank: usize) -> Result<()> {
+        let device = self.device(rank)?;
+        let Some(gpu) = device.as_cuda() else { return Ok(()) };
+        let shares = |other: &&Device| other.as_cuda().is_some_and(|other| other.ordinal() == gpu.ordinal());
+        match self.0.members.devices.iter().filter(shares).count() {
+            0 | 1 => Ok(()),
+            _ => Err(Error::SharedDevice { rank, device: device.to_string() }),
+        }
+    }
+
     pub(crate) fn members(&self) -> &Members {
         &self.0.members
     }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod activation;
 mod ag_gemm;
 mod call;
 mod cudarc;
@@ -8,7 +9,9 @@ mod gemm_rs;
 mod group;
 mod plan;
 mod schedules;
+mod whole;
 
+pub use activation::gelu;
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
 pub use error::Error;
@@ -19,6 +22,7 @@ pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use whole::{Operation, Part, Whole};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,9 +2,11 @@
 // Pitches and extents of memory of this process fit into its `usize`, and a tile's extents into anything.
 #![allow(clippy::cast_possible_truncation)]
 
+mod gelu;
 mod gemm;
 mod sum;
 
+pub(crate) use gelu::gelu;
 pub(crate) use gemm::gemm;
 pub(crate) use sum::sum;
 

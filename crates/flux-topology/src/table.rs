@@ -1,0 +1,217 @@
+//! A topology as text, in the manner of `nvidia-smi topo -m`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::{Device, Link, LinkKind, Source, Topology};
+
+impl fmt::Display for Topology {
+    /// The devices, the matrix of links, who can access whom, and the notes. Rows are where an access
+    /// comes from, columns where it goes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.source())?;
+        writeln!(f)?;
+        let header = ["GPU", "name", "PCI", "sm", "SMs", "memory", "NUMA"].map(str::to_owned).to_vec();
+        write_columns(f, std::iter::once(header).chain(self.devices().iter().map(device_row)))?;
+        if self.device_count() > 1 {
+            write_links(f, self)?;
+            write_access(f, self)?;
+        }
+        if !self.notes().is_empty() {
+            writeln!(f)?;
+        }
+        self.notes().iter().try_for_each(|note| writeln!(f, "note: {note}"))
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Discovered { cuda, driver } => {
+                f.write_str("this machine")?;
+                if let Some(version) = cuda {
+                    write!(f, ", CUDA {}.{}", version / 1000, version % 1000 / 10)?;
+                }
+                driver.iter().try_for_each(|version| write!(f, ", driver {version}"))
+            }
+            Source::Preset(name) => write!(f, "preset {name}"),
+            Source::Described(name) => f.write_str(name),
+        }
+    }
+}
+
+fn device_row(device: &Device) -> Vec<String> {
+    fn known(value: Option<impl fmt::Display>) -> String {
+        value.map_or_else(|| "?".to_owned(), |value| value.to_string())
+    }
+    // 10⁹ bytes, as data sheets count.
+    let memory =
+        device.memory_bytes.map(|bytes| format!("{} GB", bytes.saturating_add(500_000_000) / 1_000_000_000));
+    vec![
+        device.ordinal.to_string(),
+        device.name.clone(),
+        known(device.pci),
+        known(device.compute_capability),
+        known(device.sm_count),
+        known(memory),
+        known(device.numa_node),
+    ]
+}
+
+fn write_links(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
+    writeln!(f)?;
+    write_matrix(f, topology, Link::symbol)?;
+    let kinds: BTreeSet<LinkKind> = links(topology).map(|(_, _, link)| link.kind).collect();
+    let legend: Vec<String> = kinds
+        .into_iter()
+        .map(|kind| match kind {
+            LinkKind::NvLink => format!("NV# = {}", kind.meaning()),
+            _ => format!("{} = {}", kind.symbol(), kind.meaning()),
+        })
+        .collect();
+    writeln!(f, "{}", legend.join("; "))
+}
+
+fn write_access(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
+    writeln!(f)?;
+    if topology.all_p2p() {
+        return writeln!(f, "peer access: every GPU to every other");
+    }
+    writeln!(f, "peer access, from row to column")?;
+    write_matrix(f, topology, |link| match link.kind {
+        LinkKind::Local => link.symbol(),
+        _ => link.p2p.access.symbol().to_owned(),
+    })?;
+    let mut legend: Vec<String> = Vec::new();
+    for (_, _, link) in links(topology).filter(|(from, to, _)| from != to) {
+        let entry = format!("{} = {}", link.p2p.access.symbol(), link.p2p.access.meaning());
+        if !legend.contains(&entry) {
+            legend.push(entry);
+        }
+    }
+    writeln!(f, "{}", legend.join("; "))
+}
+
+/// Every cell of the matrix, row by row.
+fn links(topology: &Topology) -> impl Iterator<Item = (usize, usize, &Link)> {
+    let count = topology.device_count();
+    let pairs = (0..count).flat_map(move |from| (0..count).map(move |to| (from, to)));
+    pairs.filter_map(|(from, to)| Some((from, to, topology.link(from, to)?)))
+}
+
+fn write_matrix(
+    f: &mut fmt::Formatter<'_>,
+    topology: &Topology,
+    cell: impl Fn(&Link) -> String,
+) -> fmt::Result {
+    let count = topology.device_count();
+    let label = |ordinal: usize| format!("GPU{ordinal}");
+    let header = std::iter::once(String::new()).chain((0..count).map(label)).collect();
+    let row = |from: usize| {
+        let cells = (0..count).filter_map(|to| topology.link(from, to)).map(&cell);
+        std::iter::once(label(from)).chain(cells).collect()
+    };
+    write_columns(f, std::iter::once(header).chain((0..count).map(row)))
+}
+
+/// Writes rows so that columns line up, two spaces apart, with nothing after the last one.
+fn write_columns(f: &mut fmt::Formatter<'_>, rows: impl Iterator<Item = Vec<String>>) -> fmt::Result {
+    let rows: Vec<Vec<String>> = rows.collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in &rows {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect();
+        writeln!(f, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::{DriverDevice, DriverFacts, combine};
+    use crate::{P2pStatus, ProbeFailure};
+
+    #[test]
+    fn two_h200() {
+        let want = "\
+preset h200-2-nvlink
+
+GPU  name         PCI  sm   SMs  memory  NUMA
+0    NVIDIA H200  ?    9.0  132  141 GB  0
+1    NVIDIA H200  ?    9.0  132  141 GB  0
+
+      GPU0  GPU1
+GPU0  X     NV18
+GPU1  NV18  X
+X = the GPU itself; NV# = NVLinks, as many as the number says
+
+peer access: every GPU to every other
+";
+        assert_eq!(Topology::preset("h200-2-nvlink").unwrap().to_string(), want);
+    }
+
+    #[test]
+    fn one_h200() {
+        let want = "\
+preset single-h200
+
+GPU  name         PCI  sm   SMs  memory  NUMA
+0    NVIDIA H200  ?    9.0  132  141 GB  0
+";
+        assert_eq!(Topology::preset("single-h200").unwrap().to_string(), want);
+    }
+
+    #[test]
+    fn pcie_says_why_not() {
+        let mut devices = vec![Device::new("A"), Device::new("Größe"), Device::new("C")];
+        devices[0].pci = "0000:4e:00.0".parse().ok();
+        let topology = Topology::new("a sketch", devices, |from, to| match (from, to) {
+            (0, 1) | (1, 0) => Link::pcie(LinkKind::PcieSwitch, P2pStatus::Ok),
+            (2, 0) => Link::unknown(),
+            _ => Link::pcie(LinkKind::System, P2pStatus::ChipsetNotSupported),
+        });
+        let want = "\
+a sketch
+
+GPU  name   PCI           sm  SMs  memory  NUMA
+0    A      0000:4e:00.0  ?   ?    ?       ?
+1    Größe  ?             ?   ?    ?       ?
+2    C      ?             ?   ?    ?       ?
+
+      GPU0  GPU1  GPU2
+GPU0  X     PIX   SYS
+GPU1  PIX   X     SYS
+GPU2  ?     SYS   X
+X = the GPU itself; PIX = at most one PCIe bridge; SYS = the interconnect between NUMA nodes; ? = not known
+
+peer access, from row to column
+      GPU0  GPU1  GPU2
+GPU0  X     OK    CNS
+GPU1  OK    X     CNS
+GPU2  U     CNS   X
+OK = possible; CNS = the chipset does not support it; U = not known
+";
+        assert_eq!(topology.to_string(), want);
+    }
+
+    #[test]
+    fn what_is_missing_is_noted() {
+        let device = DriverDevice { name: Some("NVIDIA H200".to_owned()), ..DriverDevice::default() };
+        let driver = DriverFacts { version: Some(12080), devices: vec![device], ..DriverFacts::default() };
+        let nvml = ProbeFailure { what: "NVML", tried: vec!["libx.so".into()], reason: "cannot open".into() };
+        let want = "\
+this machine, CUDA 12.8
+
+GPU  name         PCI  sm  SMs  memory  NUMA
+0    NVIDIA H200  ?    ?   ?    ?       ?
+
+note: NVML: cannot open (tried libx.so); what connects the GPUs is not known, only who can access whom
+";
+        assert_eq!(combine(Ok(driver), Err(nvml)).unwrap().to_string(), want);
+    }
+}

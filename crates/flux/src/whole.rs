@@ -1,0 +1,262 @@
+//! Whole matrices in host memory, cut up for the ranks of this process and put together again: for trying an operation
+//! out and for checking it. Between ranks' calls nothing goes through here.
+
+use crate::{
+    AgGemm, AgGemmCall, Buffer, Element, Error, GemmRs, GemmRsCall, Group, Matrix, OpSpec, PathChoice,
+    Placement, Result, Stream,
+};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Elements on each side of an output that nobody may write to; they are checked.
+const GUARD: usize = 64;
+
+/// A rectangle of a whole matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Its columns.
+    pub columns: Range<usize>,
+}
+
+impl Part {
+    fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// Copies this rectangle out of a matrix of `pitch` columns.
+    fn cut<E: Copy>(&self, whole: &[E], pitch: usize) -> Vec<E> {
+        self.rows.clone().flat_map(|row| whole[row * pitch..][self.columns.clone()].iter().copied()).collect()
+    }
+
+    /// Copies this rectangle into a matrix of `pitch` columns.
+    fn paste<E: Copy>(&self, part: &[E], whole: &mut [E], pitch: usize) {
+        for (row, values) in self.rows.clone().zip(part.chunks_exact(self.columns.len().max(1))) {
+            whole[row * pitch..][self.columns.clone()].copy_from_slice(values);
+        }
+    }
+}
+
+/// An operation of a group, as seen from outside: which rank holds which part of A `[m, k]`, B `[n, k]` and C `[m, n]`.
+pub trait Operation {
+    /// What it was built for.
+    fn spec(&self) -> &OpSpec;
+    /// `rank`'s parts of A, B and C in a call with `m` rows.
+    fn parts(&self, rank: usize, m: usize) -> [Part; 3];
+    /// Enqueues a call of all ranks, given each one's parts of A, B and C.
+    ///
+    /// # Safety
+    /// As for [`AgGemm::enqueue_all`] and [`GemmRs::enqueue_all`].
+    unsafe fn enqueue_parts(
+        &self,
+        m: usize,
+        parts: &[[Matrix; 3]],
+        streams: &[&Stream],
+    ) -> Result<PathChoice>;
+}
+
+impl Operation for AgGemm {
+    fn spec(&self) -> &OpSpec {
+        AgGemm::spec(self)
+    }
+
+    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
+        let (k, own) = (self.spec().k, self.columns(rank));
+        [
+            Part { rows: self.rows(rank, m), columns: 0..k },
+            Part { rows: own.clone(), columns: 0..k },
+            Part { rows: 0..m, columns: own },
+        ]
+    }
+
+    unsafe fn enqueue_parts(
+        &self,
+        m: usize,
+        parts: &[[Matrix; 3]],
+        streams: &[&Stream],
+    ) -> Result<PathChoice> {
+        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| AgGemmCall { m, a: a.address, b, c }).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_all(&calls, streams) }
+    }
+}
+
+impl Operation for GemmRs {
+    fn spec(&self) -> &OpSpec {
+        GemmRs::spec(self)
+    }
+
+    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
+        let (n, depth) = (self.spec().n, self.depth(rank));
+        [
+            Part { rows: 0..m, columns: depth.clone() },
+            Part { rows: 0..n, columns: depth },
+            Part { rows: self.rows(rank, m), columns: 0..n },
+        ]
+    }
+
+    unsafe fn enqueue_parts(
+        &self,
+        m: usize,
+        parts: &[[Matrix; 3]],
+        streams: &[&Stream],
+    ) -> Result<PathChoice> {
+        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmRsCall { m, a, b, c }).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_all(&calls, streams) }
+    }
+}
+
+/// The operands of a call, placed on the ranks' devices. The output is poisoned with NaN.
+#[derive(Debug)]
+pub struct Whole<'op, E, Op> {
+    group: Group,
+    op: &'op Op,
+    m: usize,
+    /// Each rank's, in order.
+    ranks: Vec<Rank>,
+    element: PhantomData<E>,
+}
+
+#[derive(Debug)]
+struct Rank {
+    stream: Stream,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    c_part: Part,
+    c_buffer: Buffer,
+    _a_and_b: Vec<Buffer>,
+}
+
+impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
+    /// Places `a` `[m, k]` and `b` `[n, k]`.
+    pub fn place(group: &Group, op: &'op Op, a: &[E], b: &[E], m: usize) -> Result<Self> {
+        let k = op.spec().k;
+        check_len("A", a.len(), m, k)?;
+        Self::with_a(group, op, b, m, |rank, part, stream| {
+            let buffer = upload(group, rank, stream, &part.cut(a, k))?;
+            Ok((Matrix::contiguous(buffer.address(), part.columns.len()), Some(buffer)))
+        })
+    }
+
+    /// Places `b` `[n, k]`; each rank's part of A is what `before` has left in its part of C: one operation's output is
+    /// the next one's input, on the device.
+    pub fn after<Before: Operation>(
+        group: &Group,
+        op: &'op Op,
+        before: &Whole<'_, E, Before>,
+        b: &[E],
+    ) -> Result<Self> {
+        Self::with_a(group, op, b, before.m, |rank, part, _| {
+            let previous = &before.ranks[rank];
+            if previous.c_part != *part {
+                let reason = format!("rank {rank} needs {part:?}, but has {:?}", previous.c_part);
+                return Err(Error::BadMatrix { name: "A", reason });
+            }
+            Ok((previous.c, None))
+        })
+    }
+
+    fn with_a(
+        group: &Group,
+        op: &'op Op,
+        b: &[E],
+        m: usize,
+        mut a: impl FnMut(usize, &Part, &Stream) -> Result<(Matrix, Option<Buffer>)>,
+    ) -> Result<Self> {
+        let (n, k) = (op.spec().n, op.spec().k);
+        check_len("B", b.len(), n, k)?;
+        if E::DTYPE != op.spec().dtype {
+            return Err(Error::WrongDType { built: op.spec().dtype, given: E::DTYPE });
+        }
+        let place = |rank| {
+            let [a_part, b_part, c_part] = op.parts(rank, m);
+            let stream = group.stream(rank)?;
+            let (a, a_buffer) = a(rank, &a_part, &stream)?;
+            let b_buffer = upload(group, rank, &stream, &b_part.cut(b, k))?;
+            let b = Matrix::contiguous(b_buffer.address(), b_part.columns.len());
+            let c_buffer = upload(group, rank, &stream, &vec![E::round(f32::NAN); c_part.len() + 2 * GUARD])?;
+            let c_address = c_buffer.address().add(GUARD * size_of::<E>());
+            let c = Matrix::contiguous(c_address, c_part.columns.len());
+            let _a_and_b = a_buffer.into_iter().chain([b_buffer]).collect();
+            Ok(Rank { stream, a, b, c, c_part, c_buffer, _a_and_b })
+        };
+        let ranks = group.local_ranks().map(place).collect::<Result<_>>()?;
+        Ok(Self { group: group.clone(), op, m, ranks, element: PhantomData })
+    }
+
+    /// Enqueues one call of all ranks.
+    pub fn enqueue(&self) -> Result<PathChoice> {
+        let parts: Vec<_> = self.ranks.iter().map(|rank| [rank.a, rank.b, rank.c]).collect();
+        let streams: Vec<_> = self.streams().collect();
+        // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
+        unsafe { self.op.enqueue_parts(self.m, &parts, &streams) }
+    }
+
+    /// Enqueues GELU of every rank's part of C, in place.
+    pub fn gelu(&self) -> Result<()> {
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let (dtype, len) = (E::DTYPE, rank.c_part.len());
+            // SAFETY: the rank's own output, which outlives its stream's work.
+            unsafe { crate::gelu(&self.group, index, dtype, rank.c.address, len, &rank.stream)? };
+        }
+        Ok(())
+    }
+
+    /// The ranks' streams.
+    pub fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.ranks.iter().map(|rank| &rank.stream)
+    }
+
+    /// Waits on this thread until all ranks have ended, and reports the first wait that expired.
+    pub fn synchronize(&self) -> Result<()> {
+        self.ranks.iter().try_for_each(|rank| rank.stream.synchronize())?;
+        self.group.check()
+    }
+
+    /// Waits for all ranks and puts C `[m, n]` together.
+    pub fn result(&self) -> Result<Vec<E>> {
+        self.synchronize()?;
+        let n = self.op.spec().n;
+        let mut whole = vec![E::zeroed(); self.m * n];
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let len = rank.c_part.len();
+            let mut c = vec![E::zeroed(); len + 2 * GUARD];
+            rank.c_buffer.download(&rank.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
+            let mut guards = [0.0; 2 * GUARD];
+            E::widen(&c[..GUARD], &mut guards[..GUARD]);
+            E::widen(&c[GUARD + len..], &mut guards[GUARD..]);
+            if !guards.iter().all(|value| value.is_nan()) {
+                return Err(Error::WroteOutside { rank: index });
+            }
+            rank.c_part.paste(&c[GUARD..GUARD + len], &mut whole, n);
+        }
+        Ok(whole)
+    }
+}
+
+impl<E, Op> Drop for Whole<'_, E, Op> {
+    fn drop(&mut self) {
+        // The operands may be freed only when no stream uses them any more; errors were or will be reported elsewhere.
+        for rank in &self.ranks {
+            if let Err(error) = rank.stream.synchronize() {
+                tracing::warn!(%error, "a rank's stream ended with an error");
+            }
+        }
+    }
+}
+
+fn check_len(name: &'static str, len: usize, rows: usize, columns: usize) -> Result<()> {
+    if rows.checked_mul(columns) == Some(len) {
+        return Ok(());
+    }
+    Err(Error::BadMatrix { name, reason: format!("{len} elements are not {rows} rows of {columns}") })
+}
+
+fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E]) -> Result<Buffer> {
+    let buffer = Buffer::allocate(group.device(rank)?, size_of_val(values), Placement::Device)?;
+    buffer.upload(stream, 0, bytemuck::cast_slice(values))?;
+    Ok(buffer)
+}
