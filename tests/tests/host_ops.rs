@@ -142,9 +142,14 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let mut spec = OpSpec::new(8, 8, 16, DType::Bf16);
     spec.chunk_rows = Some(0);
     assert!(matches!(AgGemm::new(&group, spec), Err(Error::Transport(_))));
-    let huge = OpSpec::new(8, 1 << 31, u32::MAX as usize, DType::Bf16);
-    let error = AgGemm::new(&group, huge).unwrap_err();
-    assert!(error.to_string().contains("out of memory"), "{error}");
+    let largest = u32::MAX as usize;
+    for (n, k) in [(8, largest), (largest, 8), (largest, largest)] {
+        let spec = || OpSpec::new(n, k, largest, DType::Bf16);
+        for error in [AgGemm::new(&group, spec()).map(drop), GemmRs::new(&group, spec()).map(drop)] {
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("out of memory") || text.contains("65,536"), "{text}");
+        }
+    }
     assert!(matches!(
         AgGemm::new(&group, OpSpec::new(8, 8, usize::MAX, DType::Bf16)),
         Err(Error::Launch(flux_launch::Error::TooLarge { .. }))

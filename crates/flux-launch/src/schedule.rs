@@ -20,8 +20,7 @@ impl ScheduleTables {
         order: &TileOrder,
         mut describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
     ) -> Result<Self> {
-        let number = |tiles: usize| u16::try_from(tiles).map_err(|_| Error::TooManyTiles { tiles });
-        number(order.column_tiles().saturating_sub(1))?;
+        let number = |tile: usize| u16::try_from(tile).map_err(|_| Error::TooManyTiles { tiles: tile + 1 });
         let mut row_tiles = Vec::new();
         for (index, tile) in order.row_tiles().enumerate() {
             number(index)?;
@@ -37,6 +36,14 @@ impl ScheduleTables {
             Ok(u32::from(number(tile.row_tile)?) << 16 | u32::from(number(tile.column_tile)?))
         };
         Ok(Self { order: order.tiles().map(entry).collect::<Result<_>>()?, row_tiles })
+    }
+
+    /// Whether an order's entries can number that many tiles along each dimension: 65,536.
+    pub fn check_size(row_tiles: usize, column_tiles: usize) -> Result<()> {
+        match row_tiles.max(column_tiles) {
+            tiles if tiles > usize::from(u16::MAX) + 1 => Err(Error::TooManyTiles { tiles }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -54,7 +61,8 @@ pub struct Schedule {
 impl Schedule {
     /// Room for `tiles` tiles in `row_tiles` row tiles.
     pub fn with_capacity(device: &Device, tiles: usize, row_tiles: usize) -> Result<Self> {
-        let bytes = row_tiles * size_of::<RowTile>() + tiles * size_of::<u32>();
+        let bytes = row_tiles.saturating_mul(size_of::<RowTile>());
+        let bytes = bytes.saturating_add(tiles.saturating_mul(size_of::<u32>()));
         Ok(Self {
             tables: Buffer::allocate(device, bytes, Placement::Device)?,
             staging: Buffer::allocate(device, bytes, Placement::PinnedHost)?,

@@ -21,7 +21,7 @@ impl std::fmt::Display for Placement {
     }
 }
 
-/// Owned memory, zeroed at first, aligned to 256 bytes, freed on drop.
+/// Owned memory, zeroed at first, aligned to 16 bytes at least, freed on drop.
 ///
 /// The owner drops it only after the last stream operation on it has ended.
 #[derive(Debug)]

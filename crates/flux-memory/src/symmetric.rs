@@ -42,7 +42,13 @@ pub struct SymmetricSignals {
 impl SymmetricSignals {
     /// Allocates `len` signals for each rank, all at epoch 0.
     pub fn allocate(devices: &[Device], len: usize) -> Result<Self> {
-        Ok(Self { words: SymmetricBuffer::allocate(devices, len * size_of::<u32>(), Placement::Device)? })
+        Ok(Self {
+            words: SymmetricBuffer::allocate(
+                devices,
+                len.saturating_mul(size_of::<u32>()),
+                Placement::Device,
+            )?,
+        })
     }
 
     /// The address of signal `index` of `rank`, to wait on or to raise; null for a rank outside the group.

@@ -62,8 +62,11 @@ impl AllGather {
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
         let world_size = members.world_size();
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
-        let gathered =
-            SymmetricBuffer::allocate(&members.devices, spec.max_rows * spec.row_bytes, spec.placement)?;
+        let gathered = SymmetricBuffer::allocate(
+            &members.devices,
+            spec.max_rows.saturating_mul(spec.row_bytes),
+            spec.placement,
+        )?;
         let words = |row: usize| PeerWords { first: largest.signals() + row * world_size };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
         let signals = SymmetricSignals::allocate(&members.devices, largest.signals() + 3 * world_size)?;

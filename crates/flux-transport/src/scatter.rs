@@ -76,9 +76,10 @@ impl Scatter {
         let shards = Shards::new(spec.max_rows, world_size)?;
         Chunks::new(shards, spec.chunk_rows)?;
         let (slot_rows, devices) = (shards.max_rows(), &members.devices);
-        let allocate =
-            |rows: usize| SymmetricBuffer::allocate(devices, rows * spec.row_bytes, spec.placement);
-        let slots = allocate(world_size * slot_rows)?;
+        let allocate = |rows: usize| {
+            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), spec.placement)
+        };
+        let slots = allocate(world_size.saturating_mul(slot_rows))?;
         let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
         let words = |row: usize| PeerWords { first: (spec.tiles + row) * world_size };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));

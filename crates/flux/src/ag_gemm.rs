@@ -74,8 +74,7 @@ impl AgGemm {
             .map(|rank| {
                 group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
                 let largest = TileOrder::all_gather(shards, rank, tile, weight_shards.rows(rank))?;
-                let schedules =
-                    Schedules::new(group.device(rank)?, largest.len(), largest.row_tiles().count())?;
+                let schedules = Schedules::new(group.device(rank)?, &largest)?;
                 Ok(Mutex::new(RankState::new(schedules)))
             })
             .collect::<Result<_>>()?;
@@ -121,7 +120,7 @@ impl AgGemm {
     /// Size in bytes of the buffer at [`AgGemm::gathered`]: what the operation allocated for each rank that grows with
     /// `max_m`.
     pub const fn gathered_bytes(&self) -> usize {
-        self.spec.max_m * self.spec.k * self.spec.dtype.bytes()
+        self.spec.max_m.saturating_mul(self.spec.k * self.spec.dtype.bytes())
     }
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.

@@ -85,7 +85,7 @@ impl GemmRs {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
             let device = group.device(rank)?;
             let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
-            let schedules = Schedules::new(device, largest.len(), largest.row_tiles().count())?;
+            let schedules = Schedules::new(device, &largest)?;
             ranks.push(Mutex::new(RankState::new(schedules)));
             let table: Vec<_> = (0..world_size)
                 .map(|peer| Destination {

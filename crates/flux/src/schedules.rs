@@ -3,6 +3,7 @@
 use crate::Result;
 use flux_launch::{Schedule, ScheduleTables};
 use flux_memory::{Device, Event, Stream};
+use flux_swizzle::TileOrder;
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
@@ -24,7 +25,10 @@ struct Entry {
 }
 
 impl Schedules {
-    pub(crate) fn new(device: &Device, tiles: usize, row_tiles: usize) -> Result<Self> {
+    /// Room for `largest`, and so for every smaller one.
+    pub(crate) fn new(device: &Device, largest: &TileOrder) -> Result<Self> {
+        let (tiles, row_tiles) = (largest.len(), largest.row_tiles().count());
+        ScheduleTables::check_size(row_tiles, largest.column_tiles())?;
         let entry = || {
             Ok(Entry {
                 key: None,

@@ -177,7 +177,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             let (a, a_buffer) = a(rank, &a_part, &stream)?;
             let b_buffer = upload(group, rank, &stream, &b_part.cut(b, k))?;
             let b = Matrix::contiguous(b_buffer.address(), b_part.columns.len());
-            let c_buffer = upload(group, rank, &stream, &vec![E::round(f32::NAN); c_part.len() + 2 * GUARD])?;
+            let c_buffer = poisoned::<E>(group, rank, &stream, c_part.len().saturating_add(2 * GUARD))?;
             let c_address = c_buffer.address().add(GUARD * size_of::<E>());
             let c = Matrix::contiguous(c_address, c_part.columns.len());
             let _a_and_b = a_buffer.into_iter().chain([b_buffer]).collect();
@@ -220,10 +220,10 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
     pub fn result(&self) -> Result<Vec<E>> {
         self.synchronize()?;
         let n = self.op.spec().n;
-        let mut whole = vec![E::zeroed(); self.m * n];
+        let mut whole = zeroed::<E>(self.m.saturating_mul(n))?;
         for (index, rank) in self.ranks.iter().enumerate() {
             let len = rank.c_part.len();
-            let mut c = vec![E::zeroed(); len + 2 * GUARD];
+            let mut c = zeroed::<E>(len + 2 * GUARD)?;
             rank.c_buffer.download(&rank.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
             let mut guards = [0.0; 2 * GUARD];
             E::widen(&c[..GUARD], &mut guards[..GUARD]);
@@ -253,6 +253,30 @@ fn check_len(name: &'static str, len: usize, rows: usize, columns: usize) -> Res
         return Ok(());
     }
     Err(Error::BadMatrix { name, reason: format!("{len} elements are not {rows} rows of {columns}") })
+}
+
+/// Host memory, or an error if there is not enough.
+fn zeroed<E: Element>(len: usize) -> Result<Vec<E>> {
+    let mut values = Vec::new();
+    let bytes = len.saturating_mul(size_of::<E>());
+    if !flux_memory::host::is_available(bytes) || values.try_reserve_exact(len).is_err() {
+        let (placement, device) = (Placement::Device, "the host".into());
+        return Err(flux_memory::Error::OutOfMemory { bytes, placement, device }.into());
+    }
+    values.resize(len, E::zeroed());
+    Ok(values)
+}
+
+/// A buffer of `len` NaNs.
+fn poisoned<E: Element>(group: &Group, rank: usize, stream: &Stream, len: usize) -> Result<Buffer> {
+    let bytes = len.saturating_mul(size_of::<E>());
+    let buffer = Buffer::allocate(group.device(rank)?, bytes, Placement::Device)?;
+    let block = vec![E::round(f32::NAN); len.min(1 << 20)];
+    for first in (0..len).step_by(block.len().max(1)) {
+        let values = &block[..block.len().min(len - first)];
+        buffer.upload(stream, first * size_of::<E>(), bytemuck::cast_slice(values))?;
+    }
+    Ok(buffer)
 }
 
 fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E]) -> Result<Buffer> {

@@ -4,5 +4,6 @@ pub(crate) mod memory;
 mod stream;
 mod wait;
 
+pub use memory::is_available;
 pub use stream::{HostEvent, HostStream};
 pub use wait::wait;

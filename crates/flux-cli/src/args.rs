@@ -1,0 +1,189 @@
+//! What the command understands.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use flux::{BackendChoice, Direction, Group, GroupConfig, PathPreference, Placement};
+use std::path::PathBuf;
+
+/// Tensor-parallel communication hidden inside the GEMM, tile by tile.
+#[derive(Parser)]
+#[command(name = "flux", version)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Runs and verifies a transformer's MLP: AllGather+GEMM, GELU, GEMM+ReduceScatter, fused and unfused.
+    Demo(DemoArguments),
+    /// Runs one operation on matrices from a file.
+    Run(RunArguments),
+    /// Shows the GPUs and what connects them.
+    Topo(TopoArguments),
+}
+
+/// Where to run, and on how many ranks.
+#[derive(Args)]
+pub(crate) struct GroupArguments {
+    /// What to run on.
+    #[arg(long, value_enum, default_value_t = BackendArgument::Auto)]
+    backend: BackendArgument,
+    /// Where buffers that peers write to lie.
+    #[arg(long, value_enum, default_value_t = PeerMemoryArgument::Device)]
+    peer_memory: PeerMemoryArgument,
+    /// How long a wait for a peer may last, in milliseconds.
+    #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    wait_budget_ms: u64,
+}
+
+impl GroupArguments {
+    pub(crate) fn group(&self, ranks: usize) -> Result<Group, flux::Error> {
+        let mut config = GroupConfig::default();
+        config.backend = match self.backend {
+            BackendArgument::Auto => BackendChoice::Auto,
+            BackendArgument::Host => BackendChoice::Host,
+            BackendArgument::Cuda => BackendChoice::Cuda,
+        };
+        config.peer_memory = match self.peer_memory {
+            PeerMemoryArgument::Device => Placement::Device,
+            PeerMemoryArgument::PinnedHost => Placement::PinnedHost,
+        };
+        config.wait_budget = std::time::Duration::from_millis(self.wait_budget_ms);
+        Group::local_with(ranks, config)
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum BackendArgument {
+    /// GPUs where there are any, else the host.
+    Auto,
+    Host,
+    Cuda,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PeerMemoryArgument {
+    Device,
+    /// Ranks of one GPU then exchange over PCIe.
+    PinnedHost,
+}
+
+#[derive(Args)]
+pub(crate) struct DemoArguments {
+    #[command(flatten)]
+    pub(crate) group: GroupArguments,
+    /// Ranks; every visible GPU is used, and ranks that outnumber them share.
+    #[arg(long, default_value_t = 4, value_name = "W", value_parser = parse_ranks)]
+    pub(crate) ranks: usize,
+}
+
+#[derive(Args)]
+pub(crate) struct RunArguments {
+    /// Which operation.
+    #[arg(value_enum)]
+    pub(crate) op: OpArgument,
+    #[command(flatten)]
+    pub(crate) group: GroupArguments,
+    /// Ranks.
+    #[arg(long, value_name = "W", value_parser = parse_ranks)]
+    pub(crate) ranks: usize,
+    /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16 or F16.
+    #[arg(long, value_name = "IN.safetensors")]
+    pub(crate) input: PathBuf,
+    /// Where `c` [M, N] goes.
+    #[arg(long, value_name = "OUT.safetensors")]
+    pub(crate) output: PathBuf,
+    /// Which way to go.
+    #[arg(long, value_enum, default_value_t = PathArgument::Auto)]
+    pub(crate) path: PathArgument,
+    /// Rows in which a shard travels; by default as many as the link needs for its speed.
+    #[arg(long, value_name = "N", value_parser = parse_chunk_rows)]
+    pub(crate) chunk_rows: Option<usize>,
+    /// Who moves data between ranks: the sender or the receiver.
+    #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
+    pub(crate) transfer: TransferArgument,
+    /// How to report.
+    #[arg(long, value_enum, default_value_t = ReportArgument::Text)]
+    pub(crate) report: ReportArgument,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum OpArgument {
+    /// C = A·Bᵀ, rows of A and of B sharded over the ranks.
+    AgGemm,
+    /// C = A·Bᵀ, columns (K) of A and of B sharded over the ranks.
+    GemmRs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum PathArgument {
+    Auto,
+    Fused,
+    Unfused,
+}
+
+impl From<PathArgument> for PathPreference {
+    fn from(path: PathArgument) -> Self {
+        match path {
+            PathArgument::Auto => PathPreference::Auto,
+            PathArgument::Fused => PathPreference::Fused,
+            PathArgument::Unfused => PathPreference::Unfused,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum TransferArgument {
+    Push,
+    Pull,
+}
+
+impl From<TransferArgument> for Direction {
+    fn from(transfer: TransferArgument) -> Self {
+        match transfer {
+            TransferArgument::Push => Direction::Push,
+            TransferArgument::Pull => Direction::Pull,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub(crate) enum ReportArgument {
+    Text,
+    Json,
+}
+
+#[derive(Args)]
+pub(crate) struct TopoArguments {
+    /// Show this machine instead of the one here.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+}
+
+fn parse_ranks(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("a group has at least one rank".into()),
+        Ok(ranks) if ranks > 1024 => Err("at most 1024 ranks".into()),
+        Ok(ranks) => Ok(ranks),
+        Err(_) => Err("a number from 1 to 1024 is needed".into()),
+    }
+}
+
+fn parse_chunk_rows(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("a chunk has at least one row".into()),
+        Ok(rows) => Ok(rows),
+        Err(_) => Err("a number of rows is needed".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

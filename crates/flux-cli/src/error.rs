@@ -1,0 +1,38 @@
+//! What can stop a command, in one line for a person.
+
+use std::path::PathBuf;
+
+/// What can stop a command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Flux(#[from] flux::Error),
+    #[error("{}", .0)]
+    Topology(#[from] flux_topology::Error),
+    #[error("cannot {action} {}: {source}; check the path and who may {action} there", path.display())]
+    File { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is not a safetensors file: {reason}", path.display())]
+    NotSafetensors { path: PathBuf, reason: String },
+    #[error("{} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed", path.display())]
+    NoTensor { path: PathBuf, name: &'static str, found: String },
+    #[error("tensor `{name}` is {dtype}; convert it to BF16 or F16")]
+    WrongDType { name: &'static str, dtype: String },
+    #[error("tensor `a` is {a} but `b` is {b}; convert one of them")]
+    DifferentDTypes { a: &'static str, b: &'static str },
+    #[error("tensor `{name}` has the shape {shape:?}; a matrix with two dimensions is needed")]
+    NotAMatrix { name: &'static str, shape: Vec<usize> },
+    #[error("`a` {a:?} and `b` {b:?} differ in K, their second dimension; both must have the same")]
+    DifferentDepths { a: [usize; 2], b: [usize; 2] },
+    #[error("{wrong} of {all} results are wrong")]
+    Wrong { wrong: usize, all: usize },
+}
+
+impl Error {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Error::Wrong { .. }
+            | Error::Flux(flux::Error::WaitExpired { .. } | flux::Error::WroteOutside { .. }) => 1,
+            _ => 2,
+        }
+    }
+}

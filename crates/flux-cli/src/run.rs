@@ -1,0 +1,91 @@
+//! `flux run`: one operation on matrices from a file.
+
+use crate::args::{OpArgument, ReportArgument, RunArguments};
+use crate::error::Error;
+use crate::tensors::{self, Operands};
+use flux::{AgGemm, DType, Element, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
+use half::{bf16, f16};
+use std::time::{Duration, Instant};
+
+pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
+    let operands = Operands::read(&arguments.input)?;
+    tensors::check_writable(&arguments.output)?;
+    let group = arguments.group.group(arguments.ranks)?;
+    match operands.dtype {
+        DType::Bf16 => multiply::<bf16>(arguments, &operands, &group),
+        DType::F16 => multiply::<f16>(arguments, &operands, &group),
+    }
+}
+
+fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &Group) -> Result<(), Error> {
+    let mut spec = OpSpec::new(operands.n, operands.k, operands.m, E::DTYPE);
+    spec.path = arguments.path.into();
+    spec.direction = arguments.transfer.into();
+    spec.chunk_rows = arguments.chunk_rows;
+    match arguments.op {
+        OpArgument::AgGemm => {
+            let op = AgGemm::new(group, spec)?;
+            finish::<E, _>(arguments, operands, group, &op, op.tile(), op.chunk_rows())
+        }
+        OpArgument::GemmRs => {
+            let op = GemmRs::new(group, spec)?;
+            finish::<E, _>(arguments, operands, group, &op, op.tile(), op.chunk_rows())
+        }
+    }
+}
+
+fn finish<E: Element, Op: Operation>(
+    arguments: &RunArguments,
+    operands: &Operands,
+    group: &Group,
+    op: &Op,
+    tile: TileShape,
+    chunk_rows: usize,
+) -> Result<(), Error> {
+    let (a, b) = operands.elements::<E>();
+    let whole = Whole::place(group, op, &a, &b, operands.m)?;
+    let begin = Instant::now();
+    let choice = whole.enqueue()?;
+    whole.synchronize()?;
+    let time = begin.elapsed();
+    tensors::write(&arguments.output, &whole.result()?, operands.m, operands.n)?;
+    report(arguments, operands, group, choice, tile, chunk_rows, time);
+    Ok(())
+}
+
+fn report(
+    arguments: &RunArguments,
+    operands: &Operands,
+    group: &Group,
+    choice: PathChoice,
+    tile: TileShape,
+    chunk_rows: usize,
+    time: Duration,
+) {
+    let op = match arguments.op {
+        OpArgument::AgGemm => "ag-gemm",
+        OpArgument::GemmRs => "gemm-rs",
+    };
+    let Operands { m, n, k, dtype, .. } = operands;
+    let (backend, ranks, PathChoice { path, why }) = (group.backend(), group.world_size(), choice);
+    let transfer = flux::Direction::from(arguments.transfer);
+    let ms = time.as_secs_f64() * 1e3;
+    if arguments.report == ReportArgument::Json {
+        println!(
+            "{}",
+            serde_json::json!({
+                "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
+                "backend": backend.to_string(), "path": path.to_string(), "why": why,
+                "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
+                "time_ms": ms,
+            })
+        );
+    } else {
+        println!("{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {ranks} ranks on the {backend} backend");
+        println!(
+            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}",
+            tile.rows, tile.columns
+        );
+        println!("{ms:.3} ms; c [{m}, {n}] is in {}", arguments.output.display());
+    }
+}

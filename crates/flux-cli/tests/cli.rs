@@ -1,0 +1,186 @@
+//! The command as its users run it.
+
+use flux::Element;
+use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::table::CASES;
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn flux(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flux")).args(arguments).output().unwrap()
+}
+
+fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], &[u8])]) {
+    let views: BTreeMap<_, _> = tensors
+        .iter()
+        .map(|&(name, dtype, shape, data)| (name, TensorView::new(dtype, shape.to_vec(), data).unwrap()))
+        .collect();
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn write_operands<E: Element>(path: &Path, a: &[E], b: &[E], [m, n, k]: [usize; 3], dtype: Dtype) {
+    let (a, b) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
+    write(path, &[("a", dtype, &[m, k], a), ("b", dtype, &[n, k], b)]);
+}
+
+fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64) {
+    let case = CASES[index];
+    let shape @ [m, n, k] = [case.m, case.n, case.k];
+    let (a, b) = (matrix::<E>(m * k, Fill::Normal, 1), matrix::<E>(n * k, Fill::Normal, 2));
+    let reference = product(&a, &b, m, n, k);
+    let (input, output) = (folder.join("in.safetensors"), folder.join("out.safetensors"));
+    write_operands(&input, &a, &b, shape, dtype);
+    let ranks = case.world_size.to_string();
+    // The ways are all tested below the command; here each is taken by some case.
+    let path = ["fused", "unfused", "auto"][index % 3];
+    let transfer = ["push", "pull"][index % 2];
+    for (op, chunk_rows) in [("ag-gemm", Some("37")), ("gemm-rs", None)] {
+        let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
+        arguments.extend(["--transfer", transfer, "--report", "json"]);
+        arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
+        arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
+        let ran = flux(&arguments);
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{case:?} {op}: {errors}");
+        let report: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!(report["backend"], "host");
+        assert_eq!(report["ranks"], case.world_size);
+        assert_eq!(report["transfer"], transfer);
+        assert!(path == "auto" || report["path"] == path, "{report}");
+        assert!(
+            report["why"].is_string() && report["tile"].is_array() && report["time_ms"].is_f64(),
+            "{report}"
+        );
+        assert!(chunk_rows.is_none() || report["chunk_rows"] == 37, "{report}");
+        let bytes = std::fs::read(&output).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let c = tensors.tensor("c").unwrap();
+        assert_eq!((c.dtype(), c.shape()), (dtype, &[m, n][..]));
+        let c: Vec<E> = c.data().chunks_exact(2).map(bytemuck::pod_read_unaligned).collect();
+        let error = relative_error(&c, &reference);
+        assert!(error < bound, "{case:?} {op}: error {error:e}");
+        std::fs::remove_file(&output).unwrap();
+    }
+}
+
+#[test]
+fn files_go_in_and_come_out_right() {
+    let folder = tempfile::tempdir().unwrap();
+    for index in 0..CASES.len() {
+        check_case::<bf16>(folder.path(), index, Dtype::BF16, 4e-3);
+        check_case::<f16>(folder.path(), index, Dtype::F16, 6e-4);
+    }
+}
+
+/// Everything a person can get wrong: exit code 2, one line that says what to do, and no output file.
+#[test]
+fn mistakes_are_explained_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let ones = [bf16::ONE; 64];
+    let bytes: &[u8] = bytemuck::cast_slice(&ones);
+    write(
+        &at("good"),
+        &[("a", Dtype::BF16, &[4, 8], &bytes[..64]), ("b", Dtype::BF16, &[2, 8], &bytes[..32])],
+    );
+    write(
+        &at("no-b"),
+        &[("a", Dtype::BF16, &[4, 8], &bytes[..64]), ("x", Dtype::BF16, &[2, 8], &bytes[..32])],
+    );
+    write(&at("f32"), &[("a", Dtype::F32, &[2, 8], &bytes[..64]), ("b", Dtype::F32, &[1, 8], &bytes[..32])]);
+    write(
+        &at("mixed"),
+        &[("a", Dtype::F16, &[4, 8], &bytes[..64]), ("b", Dtype::BF16, &[2, 8], &bytes[..32])],
+    );
+    write(
+        &at("depths"),
+        &[("a", Dtype::BF16, &[4, 8], &bytes[..64]), ("b", Dtype::BF16, &[4, 4], &bytes[..32])],
+    );
+    write(
+        &at("vector"),
+        &[("a", Dtype::BF16, &[32], &bytes[..64]), ("b", Dtype::BF16, &[2, 8], &bytes[..32])],
+    );
+    write(&at("huge"), &[("a", Dtype::BF16, &[1 << 22, 0], &[]), ("b", Dtype::BF16, &[1 << 22, 0], &[])]);
+    write(&at("endless"), &[("a", Dtype::BF16, &[1 << 40, 0], &[]), ("b", Dtype::BF16, &[1 << 40, 0], &[])]);
+    std::fs::write(at("text"), "no tensors").unwrap();
+    let output = at("out.safetensors");
+    let nowhere = PathBuf::from("no/such/folder/out.safetensors");
+    let cases = [
+        ("missing", "2", &output, "cannot read"),
+        ("text", "2", &output, "not a safetensors file"),
+        ("no-b", "2", &output, "no tensor `b`"),
+        ("f32", "2", &output, "convert it to BF16 or F16"),
+        ("mixed", "2", &output, "convert one of them"),
+        ("depths", "2", &output, "differ in K"),
+        ("vector", "2", &output, "two dimensions"),
+        ("huge", "2", &output, "out of memory"),
+        ("endless", "2", &output, "split the matrix"),
+        ("good", "0", &output, "at least one rank"),
+        ("good", "-1", &output, "--ranks"),
+        ("good", "2", &nowhere, "cannot write"),
+    ];
+    for (input, ranks, output, expected) in cases {
+        let input = at(input);
+        for op in ["ag-gemm", "gemm-rs"] {
+            let ranks = format!("--ranks={ranks}");
+            let (input, output_text) = (input.to_str().unwrap(), output.to_str().unwrap());
+            let ran =
+                flux(&["run", op, "--backend", "host", &ranks, "--input", input, "--output", output_text]);
+            let errors = String::from_utf8_lossy(&ran.stderr);
+            assert_eq!(ran.status.code(), Some(2), "{input}: {errors}");
+            assert!(errors.contains(expected), "{input}: {errors}");
+            assert!(errors.starts_with("error: ") && !errors.contains("panicked"), "{input}: {errors}");
+            let lines = errors.lines().filter(|line| !line.is_empty() && !line.starts_with("For more"));
+            assert_eq!(lines.count(), 1, "{input}: {errors}");
+            assert!(!output.exists(), "{input} left an output");
+        }
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".flux-")), "{left:?}");
+}
+
+#[test]
+fn an_existing_output_survives_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out.safetensors");
+    std::fs::write(&output, "precious").unwrap();
+    let ran =
+        flux(&["run", "ag-gemm", "--ranks", "2", "--input", "missing", "--output", output.to_str().unwrap()]);
+    assert_eq!(ran.status.code(), Some(2));
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "precious");
+}
+
+/// No driver, or no GPU that this process may see: `--backend cuda` says so.
+#[test]
+fn no_gpu_is_explained() {
+    let ran = Command::new(env!("CARGO_BIN_EXE_flux"))
+        .args(["demo", "--backend", "cuda"])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("use the host backend"), "{errors}");
+}
+
+#[test]
+fn the_demo_is_right_on_the_host() {
+    let ran = flux(&["demo", "--backend", "host", "--ranks", "3"]);
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{text}");
+    assert_eq!(text.matches(" ok ").count(), 4, "{text}");
+    assert!(text.contains("fused") && text.contains("unfused") && text.contains("AllGather+GEMM"), "{text}");
+}
+
+#[test]
+fn topo_knows_machines_by_name() {
+    let ran = flux(&["topo", "--preset", "h200-8-nvswitch"]);
+    assert!(ran.status.success() && String::from_utf8_lossy(&ran.stdout).contains("NV18"));
+    let ran = flux(&["topo", "--preset", "abacus"]);
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.code() == Some(2) && errors.contains("h200-8-nvswitch"), "{errors}");
+}
