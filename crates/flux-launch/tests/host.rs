@@ -130,7 +130,7 @@ fn slots_are_filled_signalled_and_summed() {
     let column_tiles = n.div_ceil(tile.columns);
     let tiles = slot_rows.div_ceil(tile.rows) * column_tiles;
     let members = vec![host.device.clone(); world_size];
-    let signals = SymmetricSignals::allocate(&members, world_size * tiles).unwrap();
+    let signals = SymmetricSignals::allocate(&members, world_size * tiles, Placement::Device).unwrap();
     let slots: Vec<Buffer> =
         (0..2).map(|_| host.upload(&vec![bf16::NAN; world_size * slot_rows * pitch])).collect();
     let operands: Vec<_> =
@@ -209,7 +209,8 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
     let host = Host::new(Duration::from_millis(100));
     let operand = host.upload(&vec![bf16::ONE; 200 * 8]);
     let c = host.upload(&vec![bf16::NAN; 200 * 200]);
-    let signals = SymmetricSignals::allocate(std::slice::from_ref(&host.device), 4).unwrap();
+    let signals =
+        SymmetricSignals::allocate(std::slice::from_ref(&host.device), 4, Placement::Device).unwrap();
     let order = TileOrder::plain(200, host.launcher.tile(DType::Bf16).unwrap(), 200).unwrap();
     let tables =
         ScheduleTables::new(&order, |_, entry| (entry.gate_begin, entry.gate_end, entry.peer) = (2, 4, 3));

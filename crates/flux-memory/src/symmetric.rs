@@ -33,7 +33,8 @@ impl SymmetricBuffer {
     }
 }
 
-/// One array of 32-bit signals per rank, in the rank's own device memory: waiting is local, raising may be remote.
+/// One array of 32-bit signals per rank. In the rank's own device memory waiting is local and raising remote; in pinned
+/// host memory devices that cannot address each other's memory can still signal.
 #[derive(Debug)]
 pub struct SymmetricSignals {
     words: SymmetricBuffer,
@@ -41,13 +42,9 @@ pub struct SymmetricSignals {
 
 impl SymmetricSignals {
     /// Allocates `len` signals for each rank, all at epoch 0.
-    pub fn allocate(devices: &[Device], len: usize) -> Result<Self> {
+    pub fn allocate(devices: &[Device], len: usize, placement: Placement) -> Result<Self> {
         Ok(Self {
-            words: SymmetricBuffer::allocate(
-                devices,
-                len.saturating_mul(size_of::<u32>()),
-                Placement::Device,
-            )?,
+            words: SymmetricBuffer::allocate(devices, len.saturating_mul(size_of::<u32>()), placement)?,
         })
     }
 

@@ -45,7 +45,8 @@ fn signals_carry_data_and_acknowledgements_protect_it() {
     const ROUNDS: u32 = 2000;
     let device = Device::host();
     let streams = [device.stream().unwrap(), device.stream().unwrap()];
-    let signals = SymmetricSignals::allocate(&[device.clone(), device.clone()], 1).unwrap();
+    let signals =
+        SymmetricSignals::allocate(&[device.clone(), device.clone()], 1, Placement::Device).unwrap();
     let shared = Buffer::allocate(&device, 4096, Placement::PinnedHost).unwrap();
     let seen = Buffer::allocate(&device, ROUNDS as usize, Placement::Device).unwrap();
     let sources: Vec<_> =
@@ -78,7 +79,7 @@ fn signals_carry_data_and_acknowledgements_protect_it() {
 fn an_expired_wait_is_recorded_once_and_ends_the_others() {
     let device = Device::host();
     let stream = device.stream().unwrap();
-    let signals = SymmetricSignals::allocate(std::slice::from_ref(&device), 3).unwrap();
+    let signals = SymmetricSignals::allocate(std::slice::from_ref(&device), 3, Placement::Device).unwrap();
     let log = FaultLog::new(&device, 3, Duration::from_millis(100)).unwrap();
     let waits = [0, 1, 2].map(|i| (signals.word(0, i as usize), site(5, i)));
     let point = log.wait_point(7, waits.to_vec()).unwrap();
@@ -124,7 +125,7 @@ fn bad_requests_are_errors() {
     let huge = Buffer::allocate(&device, usize::MAX / 2, Placement::Device).unwrap_err();
     assert!(huge.to_string().starts_with("out of memory"), "{huge}");
     assert!(Buffer::allocate(&device, 0, Placement::Device).is_ok());
-    let signals = SymmetricSignals::allocate(&[device], 4).unwrap();
+    let signals = SymmetricSignals::allocate(&[device], 4, Placement::Device).unwrap();
     assert_eq!((signals.word(1, 0), signals.len()), (Address::NULL, 4));
     let unused = Arc::clone(&FaultLog::new(&Device::host(), 0, Duration::ZERO).unwrap());
     assert_eq!(unused.fault(), None);

@@ -22,7 +22,9 @@ pub struct AllGatherSpec {
     pub chunk_rows: usize,
     /// Who moves the data.
     pub direction: Direction,
-    /// Where the gathered rows lie.
+    /// Where what crosses between ranks lies, and the signals. In pinned host memory: when pushing, the gathered rows
+    /// themselves, which a GPU's GEMM then reads over PCIe; when pulling, a copy of each shard, from which the peers fetch
+    /// it into device memory.
     pub placement: Placement,
     /// The number of the operation, for fault records.
     pub op: u32,
@@ -37,6 +39,8 @@ pub struct AllGather {
     spec: AllGatherSpec,
     largest: Chunks,
     gathered: SymmetricBuffer,
+    /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
+    outbox: Option<SymmetricBuffer>,
     signals: SymmetricSignals,
     /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
     acks: PeerWords,
@@ -62,14 +66,19 @@ impl AllGather {
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
         let world_size = members.world_size();
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
-        let gathered = SymmetricBuffer::allocate(
-            &members.devices,
-            spec.max_rows.saturating_mul(spec.row_bytes),
-            spec.placement,
-        )?;
+        let devices = &members.devices;
+        let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
+        let allocate = |rows: usize, placement| {
+            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), placement)
+        };
+        let gathered_in = if through_host { Placement::Device } else { spec.placement };
+        let gathered = allocate(spec.max_rows, gathered_in)?;
+        let shard_rows = largest.shards().max_rows();
+        let outbox = through_host.then(|| allocate(shard_rows, spec.placement)).transpose()?;
         let words = |row: usize| PeerWords { first: largest.signals() + row * world_size };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
-        let signals = SymmetricSignals::allocate(&members.devices, largest.signals() + 3 * world_size)?;
+        let signals =
+            SymmetricSignals::allocate(devices, largest.signals() + 3 * world_size, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let ranks = Link::all(members)?
             .into_iter()
@@ -89,7 +98,7 @@ impl AllGather {
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { transfer, spec, largest, gathered, signals, acks, ready, arrived, ranks })
+        Ok(Self { transfer, spec, largest, gathered, outbox, signals, acks, ready, arrived, ranks })
     }
 
     /// The gathered rows of `rank`: `[rows, row_bytes]`.
@@ -146,6 +155,9 @@ impl AllGather {
                 state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
             } else {
                 compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))?;
+                if let Some(outbox) = &self.outbox {
+                    compute.copy(outbox.address(rank), shard, bytes)?;
+                }
             }
             if shard != own_place {
                 compute.copy(own_place, shard, bytes)?;
@@ -206,7 +218,14 @@ impl AllGather {
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch)?;
                 for index in 0..chunks.count(peer) {
-                    let from = self.gathered(peer).add(chunks.rows(peer, index).start * self.spec.row_bytes);
+                    let row = chunks.rows(peer, index).start;
+                    let from = match &self.outbox {
+                        None => self.gathered(peer).add(row * self.spec.row_bytes),
+                        Some(outbox) => {
+                            let first_row = chunks.shards().range(peer).start;
+                            outbox.address(peer).add((row - first_row) * self.spec.row_bytes)
+                        }
+                    };
                     self.move_chunk(peer, rank, peer, index, chunks, from, epoch)?;
                 }
                 self.raise_arrived(peer, rank, epoch)?;

@@ -28,7 +28,7 @@ pub struct ScatterSpec {
     pub with_partial: bool,
     /// Who moves the data.
     pub direction: Direction,
-    /// Where slots and partial rows lie.
+    /// Where what peers access lies: slots, partial rows and signals.
     pub placement: Placement,
     /// The number of the operation, for fault records.
     pub op: u32,
@@ -83,9 +83,9 @@ impl Scatter {
         let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
         let words = |row: usize| PeerWords { first: (spec.tiles + row) * world_size };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
-        let signals = SymmetricSignals::allocate(devices, (spec.tiles + 4) * world_size)?;
-        let lost =
-            SymmetricSignals::allocate(devices, if spec.signal_loss.is_some() { spec.tiles } else { 0 })?;
+        let signals = SymmetricSignals::allocate(devices, (spec.tiles + 4) * world_size, spec.placement)?;
+        let lost_tiles = if spec.signal_loss.is_some() { spec.tiles } else { 0 };
+        let lost = SymmetricSignals::allocate(devices, lost_tiles, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let ranks = Link::all(members)?
             .into_iter()

@@ -55,10 +55,14 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
 #[test]
 fn all_gather_brings_every_row_to_every_rank() {
     for world_size in [1, 2, 3, 4, 5, 8] {
-        for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100)]) {
+        for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100), (d, 5)])
+        {
             let members = members(world_size, Duration::from_secs(20));
-            let gather =
-                AllGather::new(Box::new(PeerCopy), &members, gather_spec(direction, chunk_rows)).unwrap();
+            let mut spec = gather_spec(direction, chunk_rows);
+            if chunk_rows == 5 {
+                spec.placement = Placement::PinnedHost;
+            }
+            let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
             let streams = streams(world_size);
             let device = Device::host();
             for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {

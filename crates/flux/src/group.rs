@@ -26,8 +26,9 @@ pub enum BackendChoice {
 pub struct GroupConfig {
     /// Which backend.
     pub backend: BackendChoice,
-    /// Where the buffers lie that peers write to: in device memory, or in pinned host memory, where one GPU's ranks
-    /// really send their traffic over PCIe.
+    /// Where what crosses between ranks lies: in device memory, or in pinned host memory, through which one GPU's ranks
+    /// really send their traffic over PCIe, and GPUs without peer access can exchange at all. AllGather is then best
+    /// pulled: pushed rows stay in host memory, and the GEMM reads them over PCIe.
     pub peer_memory: Placement,
     /// How long a wait for a peer may last. It begins when the wait does, however much is queued before it.
     pub wait_budget: Duration,
