@@ -25,10 +25,10 @@ struct Destination {
   u64 signals;  // u32*
 };
 
-// Every wait is bounded: the first one to expire writes the record, raises the flag, and all others give up.
+// Every wait is bounded: the first one to expire writes the record, then raises the flag, and all others give up.
 struct WaitBound {
   u64 record;  // Fault*, pinned host memory
-  u64 flag;    // u32*, device memory; non-zero once a wait of this rank has expired
+  u64 flag;    // u32[2], device memory; [0] non-zero once a wait of this rank has expired, [1] elects who records it
   u64 budget_ns;
   u32 rank;
   u32 op;      // number of the operation, for the fault record

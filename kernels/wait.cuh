@@ -10,7 +10,7 @@ DEVICE bool reached(u32 seen, u32 wanted) { return (int)(seen - wanted) >= 0; }
 DEVICE bool has_fault(const WaitBound& bound) { return load_relaxed_system(bound.flag) != 0; }
 
 DEVICE void record_fault(const WaitBound& bound, u32 peer, u32 tile, u32 signal, u32 seen, u32 wanted) {
-  if (exchange_system(bound.flag, 1) != 0) return;  // somebody else was first
+  if (exchange_system(bound.flag + 4, 1) != 0) return;  // somebody else was first
   volatile Fault* fault = (volatile Fault*)bound.record;
   fault->rank = bound.rank;
   fault->peer = peer;
@@ -20,6 +20,7 @@ DEVICE void record_fault(const WaitBound& bound, u32 peer, u32 tile, u32 signal,
   fault->seen = seen;
   fault->wanted = wanted;
   store_release_system(bound.record, 1);  // `state`, the first field: the host looks at the rest only after it
+  store_release_system(bound.flag, 1);    // after the record: whoever gives up for the flag's sake, the reason is there
 }
 
 // Waits until the signal has reached `wanted`; false if the budget ran out or a wait elsewhere expired. What was written

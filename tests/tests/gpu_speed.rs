@@ -3,10 +3,12 @@
 
 use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
 use cudarc::driver::CudaSlice;
-use flux::{AgGemm, BackendChoice, DType, Group, GroupConfig, OpSpec};
+use flux::{
+    AgGemm, BackendChoice, DType, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference, Whole,
+};
 use flux_tests::data::{Fill, matrix};
 use half::bf16;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 15;
 
@@ -98,4 +100,58 @@ fn plain_gemm_beside_cublas() {
         }
     }
     assert!(at_4096 >= GOAL, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {GOAL}");
+}
+
+/// Fused beside unfused, on all GPUs there are, interleaved. The host's clock: a call takes milliseconds.
+fn fused_beside_unfused<Op: Operation>(
+    name: &str,
+    (m, n, k): (usize, usize, usize),
+    group: &Group,
+    build: impl Fn(OpSpec) -> Op,
+) -> f64 {
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    let ops = [PathPreference::Fused, PathPreference::Unfused].map(|path| {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        spec.path = path;
+        build(spec)
+    });
+    let calls: Vec<_> = ops.iter().map(|op| Whole::place(group, op, &a, &b, m).unwrap()).collect();
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS + 2 {
+        for (call, times) in calls.iter().zip(&mut times) {
+            std::thread::sleep(Duration::from_millis(60));
+            let begin = Instant::now();
+            call.enqueue().unwrap();
+            call.synchronize().unwrap();
+            if round >= 2 {
+                times.push(begin.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let [(fused, fused_spread), (unfused, unfused_spread)] = times.map(median);
+    println!(
+        "{name:<14} {m:>5} {n:>5} {k:>5} | {:>2} | {fused:>8.3} {unfused:>8.3} | {:.3} | {:.1} % {:.1} %",
+        group.world_size(),
+        fused / unfused,
+        100.0 * fused_spread,
+        100.0 * unfused_spread
+    );
+    fused / unfused
+}
+
+#[test]
+fn fused_is_not_slower_than_unfused() {
+    println!("op                 m     n     k |  W | fused ms  unfused | ratio | spreads");
+    for world_size in [2, 4, 8] {
+        let mut config = GroupConfig::default();
+        config.backend = BackendChoice::Cuda;
+        let group = Group::local_with(world_size, config).expect("this test needs a GPU");
+        let gather = fused_beside_unfused("AllGather+GEMM", (8192, 14336, 4096), &group, |spec| {
+            AgGemm::new(&group, spec).unwrap()
+        });
+        let scatter = fused_beside_unfused("GEMM+RedScatter", (8192, 4096, 14336), &group, |spec| {
+            GemmRs::new(&group, spec).unwrap()
+        });
+        assert!(gather < 1.05 && scatter < 1.05, "fused is slower than unfused");
+    }
 }

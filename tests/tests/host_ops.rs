@@ -2,7 +2,7 @@
 
 use flux::{
     AgGemm, BackendChoice, Buffer, DType, Error, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
-    Placement,
+    Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::run;
@@ -107,6 +107,7 @@ fn ranks_on_their_own_threads_agree() {
 #[test]
 fn what_a_caller_can_get_wrong_is_an_error() {
     assert!(matches!(Group::local(0), Err(Error::Swizzle(_))));
+    assert!(matches!(Group::local(usize::MAX), Err(Error::TooManyRanks { .. })));
     let mut config = GroupConfig::default();
     config.backend = BackendChoice::Host;
     config.wait_budget = std::time::Duration::from_millis(100);
@@ -142,7 +143,7 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let mut spec = OpSpec::new(8, 8, 16, DType::Bf16);
     spec.chunk_rows = Some(0);
     assert!(matches!(AgGemm::new(&group, spec), Err(Error::Transport(_))));
-    let largest = u32::MAX as usize;
+    let largest = i32::MAX as usize - 255;
     for (n, k) in [(8, largest), (largest, 8), (largest, largest)] {
         let spec = || OpSpec::new(n, k, largest, DType::Bf16);
         for error in [AgGemm::new(&group, spec()).map(drop), GemmRs::new(&group, spec()).map(drop)] {
@@ -157,4 +158,93 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     // Rank 1 never made its call: the wait for its rows ends.
     stream.synchronize().unwrap();
     assert!(matches!(group.check(), Err(Error::WaitExpired { rank: 0, peer: 1, .. })));
+}
+
+/// Two threads call the same rank: their calls come one after the other, each whole.
+#[test]
+fn threads_that_call_the_same_rank_take_turns() {
+    let group = group(2);
+    let (m, n, k) = (64, 32, 16);
+    let op = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let reference = product(&a, &b, m, n, k);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    let whole = Whole::place(&group, &op, &a, &b, m).unwrap();
+                    whole.enqueue().unwrap();
+                    let c = whole.result().unwrap();
+                    assert!(c.iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r));
+                }
+            });
+        }
+    });
+}
+
+/// Every call on other streams, one rank and several: what a call uses is there, and stays while it runs.
+#[test]
+fn calls_may_come_on_other_streams() {
+    for world_size in [1, 3] {
+        let group = group(world_size);
+        let (max_m, n, k) = (200, 64, 32);
+        let op = GemmRs::new(&group, OpSpec::new(n, k, max_m, DType::Bf16)).unwrap();
+        let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+        // More numbers of rows than an operation remembers, each twice, all in flight at once.
+        let rows: Vec<_> = (1..=12).flat_map(|step| [step * 16, step * 16]).collect();
+        let calls: Vec<_> =
+            rows.iter().map(|&m| Whole::place(&group, &op, &a[..m * k], &b, m).unwrap()).collect();
+        for call in &calls {
+            call.enqueue().unwrap();
+        }
+        for (call, m) in calls.iter().zip(rows) {
+            let reference = product(&a[..m * k], &b, m, n, k);
+            assert!(
+                call.result().unwrap().iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r),
+                "m = {m}"
+            );
+        }
+    }
+}
+
+/// One operation's output is the next one's input, on the device, with nothing in between.
+#[test]
+fn an_operation_follows_another() {
+    let group = group(3);
+    let (m, hidden, inner) = (100, 24, 40);
+    let gather = AgGemm::new(&group, OpSpec::new(inner, hidden, m, DType::Bf16)).unwrap();
+    let scatter = GemmRs::new(&group, OpSpec::new(hidden, inner, m, DType::Bf16)).unwrap();
+    let (x, up) = (matrix::<bf16>(m * hidden, Fill::Integers, 1), matrix(inner * hidden, Fill::Integers, 2));
+    let down = matrix::<bf16>(hidden * inner, Fill::Integers, 3);
+    let first = Whole::place(&group, &gather, &x, &up, m).unwrap();
+    let second = Whole::after(&group, &scatter, &first, &down).unwrap();
+    for _ in 0..20 {
+        first.enqueue().unwrap();
+        second.enqueue().unwrap();
+    }
+    let between = first.result().unwrap();
+    let error = relative_error(&second.result().unwrap(), &product(&between, &down, m, hidden, inner));
+    assert!(error < 4e-3, "{error:e}");
+    assert!(matches!(Whole::after(&group, &gather, &first, &up).map(drop), Err(Error::BadMatrix { .. })));
+}
+
+/// Dropping with work in flight waits for it, in whatever order things are dropped.
+#[test]
+fn dropping_waits_for_what_is_in_flight() {
+    let (m, n, k) = (150, 70, 30);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    for round in 0..30 {
+        let group = group(4);
+        let gather = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+        let scatter = GemmRs::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+        let calls = (
+            Whole::place(&group, &gather, &a, &b, m).unwrap(),
+            Whole::place(&group, &scatter, &a, &b, m).unwrap(),
+        );
+        calls.0.enqueue().unwrap();
+        calls.1.enqueue().unwrap();
+        if round % 2 == 0 {
+            drop(group);
+        }
+    }
 }

@@ -24,16 +24,17 @@ pub(crate) fn run() -> Result<()> {
     }
     std::fs::create_dir_all(&folder)?;
     let flux = build(&["build", "--release", "--package", "flux-cli", "--bin", "flux"])?;
-    let tests =
-        build(&["test", "--release", "--no-run", "--package", "flux-tests", "--features", "gpu-tests"])?;
     for binary in flux {
         take(&binary, &folder.join("flux"))?;
     }
-    let gpu_tests = tests.into_iter().filter(|binary| name_of(binary).starts_with("gpu"));
-    for binary in gpu_tests {
-        let name = name_of(&binary);
-        let name = name.rsplit_once('-').map_or(name.as_str(), |(name, _)| name);
-        take(&binary, &folder.join(format!("test-{name}")))?;
+    for package in ["flux-tests", "flux-topology"] {
+        let tests =
+            build(&["test", "--release", "--no-run", "--package", package, "--features", "gpu-tests"])?;
+        for binary in tests.iter().filter(|binary| name_of(binary).starts_with("gpu")) {
+            let name = name_of(binary);
+            let name = name.rsplit_once('-').map_or(name.as_str(), |(name, _)| name); // cargo's hash
+            take(binary, &folder.join(format!("test-{package}-{name}")))?;
+        }
     }
     std::fs::write(folder.join("run-tests.sh"), RUN_TESTS)?;
     let mut total = 0;

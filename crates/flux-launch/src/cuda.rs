@@ -52,6 +52,7 @@ impl CudaLauncher {
         if policy == Policy::ReduceScatter {
             self.load(&sum_name(dtype))?;
         }
+        self.load(&gelu_name(dtype))?;
         Ok(())
     }
 
@@ -154,7 +155,9 @@ impl CudaLauncher {
                 ),
             )?;
         }
-        let per_sm = u32::try_from(per_sm).unwrap_or(0);
+        // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs.
+        let waits_for_gemms = self.sharing > 1 && info.name.starts_with("sum");
+        let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
         let sms = self.device.multiprocessors();
         let usable = if self.sharing > 1 { sms.saturating_sub(SMS_FOR_COPIES) } else { sms } * per_sm;
         let blocks = usable / self.sharing;

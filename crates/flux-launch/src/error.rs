@@ -15,8 +15,8 @@ pub enum Error {
         /// Tiles along the dimension.
         tiles: usize,
     },
-    /// A size or pitch that the kernels' 32-bit fields cannot hold.
-    #[error("{what} is {value}, more than a kernel can take (4,294,967,295); split the matrix")]
+    /// A size or pitch that the kernels' 32-bit fields cannot hold: 2³¹ − 256.
+    #[error("{what} is {value}, more than a kernel can take (2,147,483,392); split the matrix")]
     TooLarge {
         /// What is too large.
         what: &'static str,

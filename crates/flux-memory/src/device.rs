@@ -1,6 +1,8 @@
 //! Devices: where memory lies and streams run.
 
-use crate::{Error, Result, Stream, cuda::CudaDevice};
+use crate::cuda::CudaDevice;
+use crate::cuda::stream::Priority;
+use crate::{Error, Result, Stream};
 use std::sync::Arc;
 
 /// Which kind of machine the work runs on.
@@ -64,12 +66,12 @@ impl Device {
 
     /// A new stream for computation.
     pub fn stream(&self) -> Result<Stream> {
-        Stream::new(self, false)
+        Stream::new(self, Priority::Compute)
     }
 
     /// A new stream for transfers: of higher priority, so that a copy is not queued behind computation.
     pub fn transfer_stream(&self) -> Result<Stream> {
-        Stream::new(self, true)
+        Stream::new(self, Priority::Transfer)
     }
 
     /// Lets every one of `devices` address the memory of every other.

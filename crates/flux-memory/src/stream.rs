@@ -1,5 +1,6 @@
 //! Streams and events, in the driver's terms: copy, write-value, wait-value, record, wait.
 
+use crate::cuda::stream::Priority;
 use crate::cuda::{CudaEvent, CudaStream};
 use crate::host::{HostEvent, HostStream};
 use crate::{Address, Device, Error, Result, WaitPoint};
@@ -17,10 +18,10 @@ pub enum Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(device: &Device, high_priority: bool) -> Result<Self> {
+    pub(crate) fn new(device: &Device, priority: Priority) -> Result<Self> {
         Ok(match device {
             Device::Host => Stream::Host(HostStream::new()?),
-            Device::Cuda(device) => Stream::Cuda(CudaStream::new(device, high_priority)?),
+            Device::Cuda(device) => Stream::Cuda(CudaStream::new(device, priority)?),
         })
     }
 

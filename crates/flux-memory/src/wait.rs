@@ -5,7 +5,9 @@
 //! recorded reason. Kernels and host threads watch the budget themselves; for a wait of a GPU's stream, which has no
 //! time limit, the [watchdog](crate::watchdog) does.
 
-use crate::{Address, Buffer, Device, Placement, Result, Stream, watchdog};
+use crate::cuda::CudaStream;
+use crate::cuda::stream::Priority;
+use crate::{Address, Buffer, Device, Placement, Result, watchdog};
 use bytemuck::{Pod, Zeroable};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +41,8 @@ pub struct Fault {
 pub struct WaitBound {
     /// A [`Fault`] in host memory that the device can write.
     pub record: Address,
-    /// A word of the device, non-zero once a wait of this rank has expired.
+    /// A word of the device, non-zero once a wait of this rank has expired and is recorded; the word behind it elects who
+    /// records.
     pub flag: Address,
     /// How long a wait may last, in nanoseconds.
     pub budget_ns: u64,
@@ -72,18 +75,19 @@ pub struct FaultLog {
     budget: Duration,
     /// A [`Fault`] that kernels write, and one word of scratch for the watchdog.
     record: Buffer,
+    /// The flag, and behind it the word by which one writer of the record is elected.
     flag: Buffer,
     from_watchdog: Mutex<Option<Fault>>,
     /// Where the watchdog reads and writes signals while the rank's other streams are stuck.
-    rescue: Option<Stream>,
+    rescue: Option<CudaStream>,
 }
 
 impl FaultLog {
     /// A log for `rank`, whose waits may each last `budget`.
     pub fn new(device: &Device, rank: u32, budget: Duration) -> Result<Arc<Self>> {
         let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
-        let flag = Buffer::allocate(device, size_of::<u32>(), Placement::Device)?;
-        let rescue = device.as_cuda().map(|_| device.transfer_stream()).transpose()?;
+        let flag = Buffer::allocate(device, 2 * size_of::<u32>(), Placement::Device)?;
+        let rescue = device.as_cuda().map(|gpu| CudaStream::new(gpu, Priority::Rescue)).transpose()?;
         Ok(Arc::new(Self { rank, budget, record, flag, from_watchdog: Mutex::new(None), rescue }))
     }
 
@@ -115,7 +119,7 @@ impl FaultLog {
         from_kernel.or_else(|| *self.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A place in a stream that waits for `signals`, which lie on this rank's device.
+    /// A place in a stream that waits for `signals`. It is to be dropped before the signals are.
     pub fn wait_point(
         self: &Arc<Self>,
         op: u32,
@@ -124,17 +128,19 @@ impl FaultLog {
         let marks = match &self.rescue {
             None => None,
             Some(stream) => {
-                Some(Buffer::allocate(&stream.device(), 2 * size_of::<u32>(), Placement::PinnedHost)?)
+                let device = Device::Cuda(Arc::clone(stream.device()));
+                Some(Buffer::allocate(&device, 2 * size_of::<u32>(), Placement::PinnedHost)?)
             }
         };
-        let point = Arc::new(WaitPoint { log: Arc::clone(self), op, signals, marks });
-        if point.marks.is_some() {
-            watchdog::watch(&point);
+        let watched = marks.is_some();
+        let place = Arc::new(WaitPlace { log: Arc::clone(self), op, signals, marks });
+        if watched {
+            watchdog::watch(&place)?;
         }
-        Ok(point)
+        Ok(Arc::new(WaitPoint { place, watched }))
     }
 
-    pub(crate) fn rescue(&self) -> Option<(&Stream, Address, Address)> {
+    pub(crate) fn rescue(&self) -> Option<(&CudaStream, Address, Address)> {
         let scratch = self.record.address().add(size_of::<Fault>());
         self.rescue.as_ref().map(|stream| (stream, scratch, self.flag.address()))
     }
@@ -147,9 +153,36 @@ impl FaultLog {
 /// A place in a stream where it waits, call after call, for the same signals.
 #[derive(Debug)]
 pub struct WaitPoint {
+    place: Arc<WaitPlace>,
+    watched: bool,
+}
+
+impl WaitPoint {
+    /// The signals, and what to say if one is not raised.
+    pub fn signals(&self) -> &[(Address, WaitSite)] {
+        &self.place.signals
+    }
+
+    pub(crate) fn place(&self) -> &WaitPlace {
+        &self.place
+    }
+}
+
+impl Drop for WaitPoint {
+    fn drop(&mut self) {
+        // Afterwards the watchdog neither touches the signals nor owns any of the memory.
+        if self.watched {
+            watchdog::forget(&self.place);
+        }
+    }
+}
+
+/// What the watchdog needs of a wait point.
+#[derive(Debug)]
+pub(crate) struct WaitPlace {
     log: Arc<FaultLog>,
     op: u32,
-    signals: Vec<(Address, WaitSite)>,
+    pub(crate) signals: Vec<(Address, WaitSite)>,
     /// Two words of host memory in which a GPU's stream leaves what it is about to wait for, and what it has passed.
     marks: Option<Buffer>,
 }
@@ -159,12 +192,7 @@ pub(crate) struct Marks {
     pub(crate) after: Address,
 }
 
-impl WaitPoint {
-    /// The signals, and what to say if one is not raised.
-    pub fn signals(&self) -> &[(Address, WaitSite)] {
-        &self.signals
-    }
-
+impl WaitPlace {
     pub(crate) fn bound(&self) -> WaitBound {
         self.log.bound(self.op)
     }
@@ -181,7 +209,7 @@ impl WaitPoint {
     /// What the stream waits for at this moment; `None` if it is not at this point.
     pub(crate) fn waiting_for(&self) -> Option<u32> {
         let marks = self.marks()?;
-        // SAFETY: the marks are host memory of this wait point, written by the stream with single 32-bit stores.
+        // SAFETY: the marks are host memory of this place, written by the stream with single 32-bit stores.
         let (before, after) = unsafe {
             let after = AtomicU32::from_ptr(marks.after.as_ptr()).load(Ordering::Acquire);
             (AtomicU32::from_ptr(marks.before.as_ptr()).load(Ordering::Acquire), after)

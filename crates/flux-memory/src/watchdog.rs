@@ -4,64 +4,65 @@
 //! the marks. A wait that lasts longer than its budget is recorded, and ended by raising its signals from a stream kept
 //! for this: the stream goes on, everything behind it ends, and the operation reports the fault.
 
-use crate::{Fault, Result, WaitPoint, reached};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use crate::wait::WaitPlace;
+use crate::{Error, Fault, Result, reached};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the marks are looked at: far below any sensible budget, and invisible as a load.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// How long reading or raising a signal may take: copies of four bytes on a stream of their own.
+const RESCUE_LIMIT: Duration = Duration::from_secs(2);
+
 struct Watched {
-    point: Weak<WaitPoint>,
+    place: Arc<WaitPlace>,
     since: Option<(u32, Instant)>,
 }
 
-#[derive(Default)]
 struct Watchdog {
-    points: Mutex<Vec<Watched>>,
+    running: bool,
+    watched: Vec<Watched>,
 }
 
-static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
+static WATCHDOG: Mutex<Watchdog> = Mutex::new(Watchdog { running: false, watched: Vec::new() });
 
-/// Watches `point` until it is dropped.
-pub(crate) fn watch(point: &Arc<WaitPoint>) {
-    let watchdog = WATCHDOG.get_or_init(|| {
-        let watchdog = Arc::new(Watchdog::default());
-        let worker = Arc::clone(&watchdog);
-        let started = std::thread::Builder::new().name("flux-watchdog".into()).spawn(move || worker.run());
-        if let Err(error) = started {
-            tracing::error!(%error, "no thread for the watchdog: waits of GPU streams are not bounded");
-        }
-        watchdog
-    });
-    let watched = Watched { point: Arc::downgrade(point), since: None };
-    watchdog.points.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
+fn lock() -> MutexGuard<'static, Watchdog> {
+    WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Watchdog {
-    fn run(&self) -> ! {
-        loop {
-            std::thread::sleep(INTERVAL);
-            let mut expired = Vec::new();
-            let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-            points.retain_mut(|watched| {
-                let Some(point) = watched.point.upgrade() else { return false };
-                watched.since = point.waiting_for().map(|wanted| match watched.since {
-                    Some((same, since)) if same == wanted => (wanted, since),
-                    _ => (wanted, Instant::now()),
-                });
-                if let Some((wanted, since)) = watched.since
-                    && since.elapsed() > point.log().budget()
-                {
-                    // Begin anew: if the rescue itself fails, it is tried again after another budget.
-                    watched.since = Some((wanted, Instant::now()));
-                    expired.push((point, wanted));
-                }
-                true
+/// Watches `place` until it is forgotten.
+pub(crate) fn watch(place: &Arc<WaitPlace>) -> Result<()> {
+    let mut watchdog = lock();
+    if !watchdog.running {
+        let thread = std::thread::Builder::new().name("flux-watchdog".into());
+        thread.spawn(run).map_err(|error| Error::NoThread { reason: error.to_string() })?;
+        watchdog.running = true;
+    }
+    watchdog.watched.push(Watched { place: Arc::clone(place), since: None });
+    Ok(())
+}
+
+/// Returns when the watchdog does not use `place` any more, and will not again.
+pub(crate) fn forget(place: &Arc<WaitPlace>) {
+    lock().watched.retain(|watched| !Arc::ptr_eq(&watched.place, place));
+}
+
+fn run() {
+    loop {
+        std::thread::sleep(INTERVAL);
+        // Held while a wait is ended: its signals cannot be freed meanwhile.
+        let mut watchdog = lock();
+        for Watched { place, since } in &mut watchdog.watched {
+            *since = place.waiting_for().map(|wanted| match *since {
+                Some((same, begin)) if same == wanted => (wanted, begin),
+                _ => (wanted, Instant::now()),
             });
-            drop(points);
-            for (point, wanted) in expired {
-                if let Err(error) = end_wait(&point, wanted) {
+            let Some((wanted, begin)) = *since else { continue };
+            // After a rank's first fault nothing of it is waited for any more.
+            if begin.elapsed() > place.log().budget() || place.log().fault().is_some() {
+                *since = Some((wanted, Instant::now())); // if the rescue itself fails, it is tried again
+                if let Err(error) = end_wait(place, wanted) {
                     tracing::error!(%error, "a stream's expired wait could not be ended");
                 }
             }
@@ -69,22 +70,30 @@ impl Watchdog {
     }
 }
 
-/// Records the first signal of `point` that has not reached `wanted`, and raises all of them.
-fn end_wait(point: &WaitPoint, wanted: u32) -> Result<()> {
-    let Some((stream, scratch, flag)) = point.log().rescue() else { return Ok(()) };
-    let bound = point.bound();
-    for &(word, site) in point.signals() {
+/// Records the first signal of `place` that has not reached `wanted`, and raises all of them.
+fn end_wait(place: &WaitPlace, wanted: u32) -> Result<()> {
+    let Some((stream, scratch, flag)) = place.log().rescue() else { return Ok(()) };
+    let bound = place.bound();
+    let settle = || match stream.synchronize_within(RESCUE_LIMIT)? {
+        true => Ok(()),
+        false => Err(Error::Driver {
+            call: "cuStreamQuery",
+            name: "timeout".into(),
+            description: "the stream that ends expired waits is stuck itself".into(),
+        }),
+    };
+    for &(word, site) in &place.signals {
         // SAFETY: the scratch word is pinned host memory of the log, used by this thread only; the signal is live,
-        // because a stream is waiting for it.
+        // because its place is forgotten before it is freed.
         let seen = unsafe {
             stream.copy(scratch, word, size_of::<u32>())?;
-            stream.synchronize()?;
+            settle()?;
             scratch.as_ptr::<u32>().read_volatile()
         };
-        if reached(seen, wanted) {
+        if reached(seen, wanted) || place.waiting_for() != Some(wanted) {
             continue;
         }
-        point.log().report(Fault {
+        place.log().report(Fault {
             state: 1,
             rank: bound.rank,
             peer: site.peer,
@@ -97,5 +106,5 @@ fn end_wait(point: &WaitPoint, wanted: u32) -> Result<()> {
         // SAFETY: the flag belongs to the log; the signal is live, as above.
         unsafe { stream.write_values(&[(flag, 1), (word, wanted)])? };
     }
-    stream.synchronize()
+    settle()
 }

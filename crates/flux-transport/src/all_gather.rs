@@ -35,6 +35,8 @@ pub struct AllGatherSpec {
 /// The buffers, signals and streams of an AllGather among the ranks of this process.
 #[derive(Debug)]
 pub struct AllGather {
+    /// First, so that they are dropped first: their wait points before the signals.
+    ranks: Vec<Rank>,
     transfer: Box<dyn DataTransfer>,
     spec: AllGatherSpec,
     largest: Chunks,
@@ -48,7 +50,6 @@ pub struct AllGather {
     ready: PeerWords,
     /// The peer's whole shard has arrived.
     arrived: PeerWords,
-    ranks: Vec<Rank>,
 }
 
 #[derive(Debug)]
@@ -305,6 +306,11 @@ impl AllGather {
         (0..self.ranks.len()).filter(move |&peer| peer != rank)
     }
 
+    /// Waits on this thread until all calls and transfers have ended.
+    pub fn settle(&self) {
+        self.ranks.iter().for_each(|rank| rank.link.settle());
+    }
+
     fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
@@ -312,6 +318,6 @@ impl AllGather {
 
 impl Drop for AllGather {
     fn drop(&mut self) {
-        self.ranks.iter().for_each(|rank| rank.link.settle());
+        self.settle();
     }
 }

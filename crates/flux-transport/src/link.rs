@@ -80,9 +80,10 @@ impl Link {
 
     /// Waits on this thread for all calls and transfers to end: memory may be freed afterwards.
     pub(crate) fn settle(&self) {
-        let ended = self.transfers.wait(&self.released).and_then(|()| self.transfers.synchronize());
-        if let Err(error) = ended {
-            tracing::warn!(%error, "transfers ended with an error");
+        for ended in [self.released.synchronize(), self.transfers.synchronize()] {
+            if let Err(error) = ended {
+                tracing::warn!(%error, "transfers ended with an error");
+            }
         }
     }
 }

@@ -11,7 +11,10 @@ use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Larger than any epoch.
+const NO_PULL: u64 = u64::MAX;
 
 /// What a [`Scatter`] is built for.
 #[derive(Clone, Debug)]
@@ -39,6 +42,8 @@ pub struct ScatterSpec {
 /// The slots, signals and streams of a ReduceScatter among the ranks of this process.
 #[derive(Debug)]
 pub struct Scatter {
+    /// First, so that they are dropped first: their wait points before the signals.
+    ranks: Vec<Rank>,
     transfer: Box<dyn DataTransfer>,
     spec: ScatterSpec,
     slot_rows: usize,
@@ -55,7 +60,6 @@ pub struct Scatter {
     ready: PeerWords,
     /// Pull: the destination has read this rank's partial rows.
     pulled: PeerWords,
-    ranks: Vec<Rank>,
 }
 
 #[derive(Debug)]
@@ -65,8 +69,8 @@ struct Rank {
     may_move: Vec<Arc<WaitPoint>>,
     /// All peers have read this rank's partial rows.
     all_pulled: Arc<WaitPoint>,
-    /// The last epoch in which peers were to read them.
-    last_pull: AtomicU32,
+    /// The last epoch in which peers were to read them, or [`NO_PULL`].
+    last_pull: AtomicU64,
 }
 
 impl Scatter {
@@ -100,7 +104,7 @@ impl Scatter {
                         })
                         .collect::<Result<_>>()?,
                     all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
-                    last_pull: AtomicU32::new(0),
+                    last_pull: AtomicU64::new(NO_PULL),
                 })
             })
             .collect::<Result<_>>()?;
@@ -166,10 +170,10 @@ impl Scatter {
         check_rank(rank, self.ranks.len())?;
         let state = &self.ranks[rank];
         state.link.follow_previous(compute)?;
-        match state.last_pull.load(Ordering::Relaxed) {
-            0 => Ok(()),
+        match u32::try_from(state.last_pull.load(Ordering::Relaxed)) {
+            Err(_) => Ok(()),
             // SAFETY: the signals belong to this op.
-            epoch => unsafe { compute.wait_values(&state.all_pulled, epoch) }.map_err(Error::from),
+            Ok(epoch) => unsafe { compute.wait_values(&state.all_pulled, epoch) }.map_err(Error::from),
         }
     }
 
@@ -183,7 +187,7 @@ impl Scatter {
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
             unsafe { self.ready.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
-            state.last_pull.store(epoch, Ordering::Relaxed);
+            state.last_pull.store(u64::from(epoch), Ordering::Relaxed);
         }
         state.link.fork(compute)
     }
@@ -261,6 +265,11 @@ impl Scatter {
         self.ranks[rank].link.release(compute)
     }
 
+    /// Waits on this thread until all calls and transfers have ended.
+    pub fn settle(&self) {
+        self.ranks.iter().for_each(|rank| rank.link.settle());
+    }
+
     fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
@@ -268,6 +277,6 @@ impl Scatter {
 
 impl Drop for Scatter {
     fn drop(&mut self) {
-        self.ranks.iter().for_each(|rank| rank.link.settle());
+        self.settle();
     }
 }

@@ -4,7 +4,7 @@
 //! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
-use crate::call::{self, Agreement, Phase, Phased, RankState, check_call, kernel_size};
+use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
@@ -12,20 +12,19 @@ use flux_launch::{GemmParams, Policy, ScheduleTables};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
-use std::sync::Mutex;
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
 pub struct AgGemm {
-    group: Group,
     spec: OpSpec,
     op: u32,
     chunk_rows: usize,
     tile: TileShape,
     weight_shards: Shards,
     gather: AllGather,
-    agreement: Agreement,
-    ranks: Vec<Mutex<RankState>>,
+    state: OpState,
+    /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
+    group: Group,
 }
 
 /// One rank's part of a call.
@@ -69,17 +68,16 @@ impl AgGemm {
                 signal_loss: group.config().signal_loss,
             },
         )?;
-        let ranks = group
+        let schedules = group
             .local_ranks()
             .map(|rank| {
                 group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
                 let largest = TileOrder::all_gather(shards, rank, tile, weight_shards.rows(rank))?;
-                let schedules = Schedules::new(group.device(rank)?, &largest)?;
-                Ok(Mutex::new(RankState::new(schedules)))
+                Schedules::new(group.device(rank)?, &largest)
             })
             .collect::<Result<_>>()?;
-        let agreement = Agreement::default();
-        Ok(Self { group: group.clone(), spec, op, chunk_rows, tile, weight_shards, gather, agreement, ranks })
+        let state = OpState::new(schedules);
+        Ok(Self { spec, op, chunk_rows, tile, weight_shards, gather, state, group: group.clone() })
     }
 
     pub(crate) const fn group(&self) -> &Group {
@@ -93,7 +91,7 @@ impl AgGemm {
 
     /// The rows of A that `rank` holds in a call with `m` rows.
     pub fn rows(&self, rank: usize, m: usize) -> std::ops::Range<usize> {
-        Shards::new(m, self.ranks.len()).map_or(0..0, |shards| shards.range(rank))
+        Shards::new(m, self.state.world_size()).map_or(0..0, |shards| shards.range(rank))
     }
 
     /// The rows of the weight that `rank` holds: the columns of C that it computes.
@@ -133,7 +131,7 @@ impl AgGemm {
     pub unsafe fn enqueue(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
-        unsafe { call::in_phases(self, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
+        unsafe { call::one(self, rank, call, stream) }
     }
 
     /// Enqueues the parts of all ranks of this process, rank by rank, each on its own of `streams`.
@@ -142,19 +140,19 @@ impl AgGemm {
     /// As for [`AgGemm::enqueue`], for every rank.
     pub unsafe fn enqueue_all(&self, calls: &[AgGemmCall], streams: &[&Stream]) -> Result<PathChoice> {
         // SAFETY: the caller's promise.
-        unsafe { call::in_phases(self, self.group.local_ranks(), calls, streams) }
+        unsafe { call::all(self, calls, streams) }
     }
 }
 
 impl Phased for AgGemm {
     type Call = AgGemmCall;
 
-    fn ranks(&self) -> &[Mutex<RankState>] {
-        &self.ranks
+    fn state(&self) -> &OpState {
+        &self.state
     }
 
-    fn agreement(&self) -> &Agreement {
-        &self.agreement
+    fn settle(&self) {
+        self.gather.settle();
     }
 
     fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {
@@ -163,7 +161,7 @@ impl Phased for AgGemm {
         Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
         call.b.check("B", columns, k, dtype)?;
         call.c.check("C", call.m, columns, dtype)?;
-        let shards = Shards::new(call.m, self.ranks.len())?;
+        let shards = Shards::new(call.m, self.state.world_size())?;
         Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
     }
 

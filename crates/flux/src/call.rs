@@ -4,10 +4,10 @@ use crate::plan::{Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Error, Group, PathPreference, Result};
 use flux_launch::DType;
-use flux_memory::{Address, Stream, next_epoch};
+use flux_memory::{Address, Stream};
 use flux_transport::Direction;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// What an operation is built for: one layer, any number of rows up to a maximum.
 #[derive(Clone, Debug)]
@@ -79,16 +79,22 @@ impl Agreement {
     /// Ranks further apart than this many calls are not compared.
     const CALLS: usize = 32;
 
-    /// `rank` makes call `epoch` with `m` rows.
-    pub(crate) fn check(&self, rank: usize, epoch: u32, m: usize) -> Result<()> {
+    /// The ranks and epochs of `calls` make calls with `m` rows: all are compared before any is noted.
+    pub(crate) fn check(&self, calls: impl Iterator<Item = (usize, u32)> + Clone, m: usize) -> Result<()> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let (seen, other) = &mut recent[epoch as usize % Self::CALLS];
-        if *seen == epoch {
-            let other = *other;
-            return if m == other { Ok(()) } else { Err(Error::DifferentRows { rank, m, other }) };
+        for (rank, epoch) in calls.clone() {
+            match recent[epoch as usize % Self::CALLS] {
+                (seen, other) if seen == epoch && other != m => {
+                    return Err(Error::DifferentRows { rank, m, other });
+                }
+                _ => {}
+            }
         }
-        if flux_memory::reached(epoch, *seen) {
-            (*seen, *other) = (epoch, m);
+        for (_, epoch) in calls {
+            let entry = &mut recent[epoch as usize % Self::CALLS];
+            if epoch > entry.0 {
+                *entry = (epoch, m);
+            }
         }
         Ok(())
     }
@@ -131,18 +137,49 @@ pub(crate) enum Phase {
     Finish,
 }
 
-/// What a rank keeps from call to call.
+/// Signals compare modulo 2³², and a call need not raise all of them: beyond this many calls an old one could pass for new.
+const MAX_CALLS: u32 = i32::MAX.cast_unsigned();
+
+/// What an operation keeps from call to call.
 #[derive(Debug)]
-pub(crate) struct RankState {
+pub(crate) struct OpState {
+    /// Held for reading by a call of one rank, for writing by a call of all.
+    turn: RwLock<()>,
+    agreement: Agreement,
+    ranks: Vec<RankSlot>,
+}
+
+#[derive(Debug)]
+struct RankSlot {
+    /// Held by a call of this rank alone: two threads that call one rank come one after the other.
+    turn: Mutex<()>,
+    state: Mutex<RankState>,
+}
+
+#[derive(Debug)]
+struct RankState {
     epoch: u32,
     /// A call was enqueued in part: the ranks' epochs may disagree.
     broken: bool,
     schedules: Schedules,
 }
 
-impl RankState {
-    pub(crate) const fn new(schedules: Schedules) -> Self {
-        Self { epoch: 0, broken: false, schedules }
+impl OpState {
+    pub(crate) fn new(schedules: Vec<Schedules>) -> Self {
+        let slot = |schedules| RankSlot {
+            turn: Mutex::default(),
+            state: Mutex::new(RankState { epoch: 0, broken: false, schedules }),
+        };
+        let ranks = schedules.into_iter().map(slot).collect();
+        Self { turn: RwLock::default(), agreement: Agreement::default(), ranks }
+    }
+
+    pub(crate) fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn lock(&self, rank: usize) -> MutexGuard<'_, RankState> {
+        self.ranks[rank].state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -151,8 +188,10 @@ pub(crate) trait Phased {
     /// One rank's part of a call.
     type Call;
 
-    fn agreement(&self) -> &Agreement;
-    fn ranks(&self) -> &[Mutex<RankState>];
+    fn state(&self) -> &OpState;
+
+    /// Waits on this thread until everything that was enqueued for transfers has ended.
+    fn settle(&self);
 
     /// Checks a part before anything is enqueued; returns its rows, and which way it goes.
     fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(usize, PathChoice)>;
@@ -171,61 +210,109 @@ pub(crate) trait Phased {
     ) -> Result<()>;
 }
 
-/// Enqueues the calls of `ranks`, one of `calls` and `streams` each, phase by phase.
+/// Enqueues the call of one rank.
 ///
 /// # Safety
 /// As for [`Phased::phase`].
-pub(crate) unsafe fn in_phases<Op: Phased>(
+pub(crate) unsafe fn one<Op: Phased>(
     op: &Op,
-    ranks: Range<usize>,
-    calls: &[Op::Call],
-    streams: &[&Stream],
+    rank: usize,
+    call: &Op::Call,
+    stream: &Stream,
 ) -> Result<PathChoice> {
-    let world_size = ranks.len();
+    let state = op.state();
+    let world_size = state.world_size();
+    let slot = state.ranks.get(rank).ok_or(Error::NoSuchRank { rank, world_size })?;
+    let _turn = state.turn.read().unwrap_or_else(PoisonError::into_inner);
+    let _rank_turn = slot.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's promise.
+    unsafe { in_phases(op, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
+}
+
+/// Enqueues the calls of all ranks, each on its own stream.
+///
+/// # Safety
+/// As for [`Phased::phase`].
+pub(crate) unsafe fn all<Op: Phased>(op: &Op, calls: &[Op::Call], streams: &[&Stream]) -> Result<PathChoice> {
+    let world_size = op.state().world_size();
     for (what, given) in [("calls", calls.len()), ("streams", streams.len())] {
         if given != world_size {
             return Err(Error::NotOnePerRank { what, given, world_size });
         }
     }
+    let _turn = op.state().turn.write().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller's promise.
+    unsafe { in_phases(op, 0..world_size, calls, streams) }
+}
+
+/// Enqueues the calls of `ranks`, one of `calls` and `streams` each, phase by phase. The caller has the ranks' turn.
+///
+/// # Safety
+/// As for [`Phased::phase`].
+unsafe fn in_phases<Op: Phased>(
+    op: &Op,
+    ranks: Range<usize>,
+    calls: &[Op::Call],
+    streams: &[&Stream],
+) -> Result<PathChoice> {
+    let state = op.state();
     let parts = || ranks.clone().zip(calls.iter().zip(streams));
-    let lock = |rank: usize| op.ranks()[rank].lock().unwrap_or_else(PoisonError::into_inner);
     // Everything is checked before anything is noted or enqueued: a refused call leaves no trace.
     let mut chosen: Option<(usize, PathChoice)> = None;
     for (rank, (call, stream)) in parts() {
         let (m, choice) = op.check(rank, call, stream)?;
-        if lock(rank).broken {
+        let rank_state = state.lock(rank);
+        if rank_state.broken {
             return Err(Error::Broken);
+        }
+        if rank_state.epoch == MAX_CALLS {
+            return Err(Error::TooManyCalls);
         }
         match chosen {
             Some((other, _)) if other != m => return Err(Error::DifferentRows { rank, m, other }),
             _ => chosen = Some((m, choice)),
         }
     }
-    let Some((m, choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size }) };
+    let Some((m, choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
+    let epochs = ranks.clone().map(|rank| (rank, state.lock(rank).epoch + 1));
+    state.agreement.check(epochs, m)?;
     for rank in ranks.clone() {
-        op.agreement().check(rank, next_epoch(lock(rank).epoch), m)?;
-    }
-    for rank in ranks.clone() {
-        let mut state = lock(rank);
-        state.epoch = next_epoch(state.epoch);
-        state.broken = true; // until everything is enqueued
+        let mut rank_state = state.lock(rank);
+        rank_state.epoch += 1;
+        rank_state.broken = true; // until everything is enqueued
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();
     for phase in [Phase::Begin, Phase::Transfer, Phase::Finish] {
         for (rank, (call, stream)) in parts() {
-            let mut state = lock(rank);
-            let part = (rank, state.epoch, choice.path);
+            let mut rank_state = state.lock(rank);
+            let part = (rank, rank_state.epoch, choice.path);
             // SAFETY: the caller's promise.
-            unsafe { op.phase(phase, part, call, &mut state.schedules, stream)? };
+            let enqueued = unsafe { op.phase(phase, part, call, &mut rank_state.schedules, stream) };
+            if let Err(error) = enqueued {
+                // What was enqueued uses memory that its owners may free after an error. It ends: every wait is bounded.
+                op.settle();
+                for stream in streams {
+                    stream
+                        .synchronize()
+                        .unwrap_or_else(|error| tracing::warn!(%error, "after a failed call"));
+                }
+                return Err(error);
+            }
         }
     }
-    ranks.for_each(|rank| lock(rank).broken = false);
+    ranks.for_each(|rank| state.lock(rank).broken = false);
     Ok(choice)
 }
 
-/// A size as a kernel takes it.
+/// The largest extent: the kernels count in 32 bits, with signs, and round up to whole tiles.
+const MAX_EXTENT: usize = (i32::MAX - 255).cast_unsigned() as usize;
+
+/// An extent of a matrix, as a kernel takes it.
 pub(crate) fn kernel_size(what: &'static str, value: usize) -> Result<u32> {
-    Ok(u32::try_from(value).map_err(|_| flux_launch::Error::TooLarge { what, value })?)
+    match u32::try_from(value) {
+        Ok(size) if value <= MAX_EXTENT => Ok(size),
+        _ => Err(flux_launch::Error::TooLarge { what, value }.into()),
+    }
 }
 
 #[cfg(test)]
@@ -235,12 +322,17 @@ mod tests {
     #[test]
     fn ranks_that_disagree_are_told() {
         let agreement = Agreement::default();
+        let check = |rank, epoch, m| agreement.check(std::iter::once((rank, epoch)), m);
         for epoch in 1..100 {
-            agreement.check(0, epoch, epoch as usize).unwrap();
+            check(0, epoch, epoch as usize).unwrap();
         }
-        agreement.check(1, 99, 99).unwrap();
-        assert!(matches!(agreement.check(1, 98, 7), Err(Error::DifferentRows { rank: 1, m: 7, other: 98 })));
-        agreement.check(1, 2, 7).unwrap(); // too long ago to compare
+        check(1, 99, 99).unwrap();
+        assert!(matches!(check(1, 98, 7), Err(Error::DifferentRows { rank: 1, m: 7, other: 98 })));
+        check(1, 2, 7).unwrap(); // too long ago to compare
+        // One of several disagrees: none is noted.
+        let several = [(0, 100), (1, 98)].into_iter();
+        assert!(matches!(agreement.check(several, 7), Err(Error::DifferentRows { rank: 1, .. })));
+        check(0, 100, 8).unwrap();
     }
 
     #[test]

@@ -138,6 +138,17 @@ pub enum Error {
         /// How many ranks there are.
         world_size: usize,
     },
+    /// An operation has been called so often that its signals could be mistaken.
+    #[error("the operation has made 2,147,483,647 calls, all that its signals can tell apart; build it anew")]
+    TooManyCalls,
+    /// More ranks than a group may have.
+    #[error("a group of {world_size} ranks is larger than {max}; use fewer ranks")]
+    TooManyRanks {
+        /// What was asked for.
+        world_size: usize,
+        /// The most there may be.
+        max: usize,
+    },
     /// An earlier call failed half-way.
     #[error("an earlier call of this operation failed half-way; build a new group")]
     Broken,

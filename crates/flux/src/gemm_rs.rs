@@ -5,7 +5,7 @@
 //! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
 //! whatever the timing.
 
-use crate::call::{self, Agreement, Phase, Phased, RankState, check_call, kernel_size};
+use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
@@ -13,7 +13,6 @@ use flux_launch::{Destination, GemmParams, Policy, ScheduleTables, SumParams};
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
 use flux_transport::{PeerCopy, Scatter, ScatterSpec};
-use std::sync::Mutex;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
 const PITCH_ELEMENTS: usize = 8;
@@ -21,7 +20,6 @@ const PITCH_ELEMENTS: usize = 8;
 /// GEMM + ReduceScatter, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
 pub struct GemmRs {
-    group: Group,
     spec: OpSpec,
     op: u32,
     chunk_rows: usize,
@@ -30,10 +28,11 @@ pub struct GemmRs {
     column_tiles: usize,
     weight_shards: Shards,
     scatter: Scatter,
-    agreement: Agreement,
-    ranks: Vec<Mutex<RankState>>,
+    state: OpState,
     /// Each rank's `Destination[world_size]`.
     destinations: Vec<Buffer>,
+    /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
+    group: Group,
 }
 
 /// One rank's part of a call.
@@ -80,13 +79,12 @@ impl GemmRs {
                 signal_loss: group.config().signal_loss,
             },
         )?;
-        let (mut ranks, mut destinations) = (Vec::new(), Vec::new());
+        let (mut schedules, mut destinations) = (Vec::new(), Vec::new());
         for rank in group.local_ranks() {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
             let device = group.device(rank)?;
             let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
-            let schedules = Schedules::new(device, &largest)?;
-            ranks.push(Mutex::new(RankState::new(schedules)));
+            schedules.push(Schedules::new(device, &largest)?);
             let table: Vec<_> = (0..world_size)
                 .map(|peer| Destination {
                     slot: scatter.slot(peer, rank),
@@ -100,7 +98,6 @@ impl GemmRs {
         }
         let weight_shards = Shards::new(spec.k, world_size)?;
         Ok(Self {
-            group: group.clone(),
             spec,
             op,
             chunk_rows,
@@ -109,9 +106,9 @@ impl GemmRs {
             column_tiles,
             weight_shards,
             scatter,
-            agreement: Agreement::default(),
-            ranks,
+            state: OpState::new(schedules),
             destinations,
+            group: group.clone(),
         })
     }
 
@@ -126,7 +123,7 @@ impl GemmRs {
 
     /// The rows of C that `rank` receives in a call with `m` rows.
     pub fn rows(&self, rank: usize, m: usize) -> std::ops::Range<usize> {
-        Shards::new(m, self.ranks.len()).map_or(0..0, |shards| shards.range(rank))
+        Shards::new(m, self.state.world_size()).map_or(0..0, |shards| shards.range(rank))
     }
 
     /// The columns of A and of the weight that `rank` holds.
@@ -151,7 +148,7 @@ impl GemmRs {
 
     /// Size in bytes of the buffer at [`GemmRs::slots`].
     pub fn slots_bytes(&self) -> usize {
-        self.ranks.len() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.bytes()
+        self.state.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.bytes()
     }
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
@@ -164,7 +161,7 @@ impl GemmRs {
     pub unsafe fn enqueue(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
-        unsafe { call::in_phases(self, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
+        unsafe { call::one(self, rank, call, stream) }
     }
 
     /// Enqueues the parts of all ranks of this process, rank by rank, each on its own of `streams`.
@@ -173,19 +170,19 @@ impl GemmRs {
     /// As for [`GemmRs::enqueue`], for every rank.
     pub unsafe fn enqueue_all(&self, calls: &[GemmRsCall], streams: &[&Stream]) -> Result<PathChoice> {
         // SAFETY: the caller's promise.
-        unsafe { call::in_phases(self, self.group.local_ranks(), calls, streams) }
+        unsafe { call::all(self, calls, streams) }
     }
 }
 
 impl Phased for GemmRs {
     type Call = GemmRsCall;
 
-    fn ranks(&self) -> &[Mutex<RankState>] {
-        &self.ranks
+    fn state(&self) -> &OpState {
+        &self.state
     }
 
-    fn agreement(&self) -> &Agreement {
-        &self.agreement
+    fn settle(&self) {
+        self.scatter.settle();
     }
 
     fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {
@@ -194,7 +191,7 @@ impl Phased for GemmRs {
         call.a.check("A", call.m, depth, dtype)?;
         call.b.check("B", n, depth, dtype)?;
         call.c.check("C", self.rows(rank, call.m).len(), n, dtype)?;
-        let shards = Shards::new(call.m, self.ranks.len())?;
+        let shards = Shards::new(call.m, self.state.world_size())?;
         Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
     }
 
@@ -306,7 +303,7 @@ impl GemmRs {
             column_stride,
             rows: kernel_size("the number of rows", self.rows(rank, call.m).len())?,
             n: kernel_size("n", self.spec.n)?,
-            world_size: kernel_size("the world size", self.ranks.len())?,
+            world_size: kernel_size("the world size", self.state.world_size())?,
             epoch,
             wait: self.group.members().faults[rank].bound(self.op),
             ..SumParams::default()
@@ -318,7 +315,7 @@ impl GemmRs {
     /// Destination by destination, from the next rank around to this one; a tile waits until its owner has summed what
     /// its slot held before.
     fn fused_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
-        let shards = Shards::new(m, self.ranks.len())?;
+        let shards = Shards::new(m, self.state.world_size())?;
         let order = TileOrder::reduce_scatter(shards, rank, self.tile, self.spec.n)?;
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(ScheduleTables::new(&order, |tile, entry| {

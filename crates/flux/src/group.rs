@@ -47,6 +47,9 @@ impl Default for GroupConfig {
     }
 }
 
+/// Far more than one process can use.
+const MAX_RANKS: usize = 1024;
+
 /// A group of ranks that all live in this process. Cloning gives another handle to the same group.
 #[derive(Clone, Debug)]
 pub struct Group(Arc<Inner>);
@@ -70,6 +73,9 @@ impl Group {
     pub fn local_with(world_size: usize, config: GroupConfig) -> Result<Self> {
         if world_size == 0 {
             return Err(flux_swizzle::Error::NoRanks.into());
+        }
+        if world_size > MAX_RANKS {
+            return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
         }
         let devices = devices(world_size, config.backend)?;
         if config.peer_memory == Placement::Device {

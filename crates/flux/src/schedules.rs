@@ -54,11 +54,12 @@ impl Schedules {
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);
         let index = found.or_else(oldest).unwrap_or(0);
         let entry = &mut self.entries[index];
+        // Calls may come on different streams: this one goes on after the last that used or wrote the schedule.
+        stream.wait(&entry.used)?;
         if found.is_none() {
             entry.key = None;
-            stream.wait(&entry.used)?;
-            // SAFETY: every launch that used the old schedule comes before the event that the stream waits for; launches
-            // of the new one come on this stream, or after its end.
+            // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
+            // launch of the new one after this.
             unsafe { entry.schedule.write(stream, &tables()?)? };
             entry.key = key;
         }

@@ -7,6 +7,7 @@ use crate::{
 };
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Elements on each side of an output that nobody may write to; they are checked.
 const GUARD: usize = 64;
@@ -121,7 +122,7 @@ pub struct Whole<'op, E, Op> {
 
 #[derive(Debug)]
 struct Rank {
-    stream: Stream,
+    stream: Arc<Stream>,
     a: Matrix,
     b: Matrix,
     c: Matrix,
@@ -135,27 +136,30 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
     pub fn place(group: &Group, op: &'op Op, a: &[E], b: &[E], m: usize) -> Result<Self> {
         let k = op.spec().k;
         check_len("A", a.len(), m, k)?;
-        Self::with_a(group, op, b, m, |rank, part, stream| {
-            let buffer = upload(group, rank, stream, &part.cut(a, k))?;
-            Ok((Matrix::contiguous(buffer.address(), part.columns.len()), Some(buffer)))
+        Self::with_a(group, op, b, m, |rank, part| {
+            let stream = Arc::new(group.stream(rank)?);
+            let buffer = upload(group, rank, &stream, &part.cut(a, k))?;
+            Ok((stream, Matrix::contiguous(buffer.address(), part.columns.len()), Some(buffer)))
         })
     }
 
     /// Places `b` `[n, k]`; each rank's part of A is what `before` has left in its part of C: one operation's output is
-    /// the next one's input, on the device.
+    /// the next one's input, on the device, in the order of the same streams.
     pub fn after<Before: Operation>(
         group: &Group,
         op: &'op Op,
-        before: &Whole<'_, E, Before>,
+        before: &'op Whole<'_, E, Before>,
         b: &[E],
     ) -> Result<Self> {
-        Self::with_a(group, op, b, before.m, |rank, part, _| {
-            let previous = &before.ranks[rank];
-            if previous.c_part != *part {
-                let reason = format!("rank {rank} needs {part:?}, but has {:?}", previous.c_part);
-                return Err(Error::BadMatrix { name: "A", reason });
+        Self::with_a(group, op, b, before.m, |rank, part| match before.ranks.get(rank) {
+            Some(previous) if previous.c_part == *part => {
+                Ok((Arc::clone(&previous.stream), previous.c, None))
             }
-            Ok((previous.c, None))
+            previous => {
+                let found = previous.map(|previous| &previous.c_part);
+                let reason = format!("rank {rank} needs {part:?}, but the operation before left {found:?}");
+                Err(Error::BadMatrix { name: "A", reason })
+            }
         })
     }
 
@@ -164,7 +168,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         op: &'op Op,
         b: &[E],
         m: usize,
-        mut a: impl FnMut(usize, &Part, &Stream) -> Result<(Matrix, Option<Buffer>)>,
+        mut a: impl FnMut(usize, &Part) -> Result<(Arc<Stream>, Matrix, Option<Buffer>)>,
     ) -> Result<Self> {
         let (n, k) = (op.spec().n, op.spec().k);
         check_len("B", b.len(), n, k)?;
@@ -173,8 +177,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         }
         let place = |rank| {
             let [a_part, b_part, c_part] = op.parts(rank, m);
-            let stream = group.stream(rank)?;
-            let (a, a_buffer) = a(rank, &a_part, &stream)?;
+            let (stream, a, a_buffer) = a(rank, &a_part)?;
             let b_buffer = upload(group, rank, &stream, &b_part.cut(b, k))?;
             let b = Matrix::contiguous(b_buffer.address(), b_part.columns.len());
             let c_buffer = poisoned::<E>(group, rank, &stream, c_part.len().saturating_add(2 * GUARD))?;
@@ -207,7 +210,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// The ranks' streams.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.ranks.iter().map(|rank| &rank.stream)
+        self.ranks.iter().map(|rank| &*rank.stream)
     }
 
     /// Waits on this thread until all ranks have ended, and reports the first wait that expired.

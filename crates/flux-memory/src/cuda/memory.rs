@@ -1,11 +1,17 @@
 //! Memory of the CUDA backend: plain `cuMemAlloc` and `cuMemHostAlloc`, which peers can be given access to.
 
+use super::stream::{CudaStream, Priority};
 use super::{CudaDevice, check};
 use crate::{Address, Placement, Result};
 use cudarc::driver::sys::{self, CUresult};
+use std::sync::Arc;
 
 /// Zeroed memory, or `None` if there is not enough.
-pub(crate) fn allocate(device: &CudaDevice, bytes: usize, placement: Placement) -> Result<Option<Address>> {
+pub(crate) fn allocate(
+    device: &Arc<CudaDevice>,
+    bytes: usize,
+    placement: Placement,
+) -> Result<Option<Address>> {
     device.bind()?;
     let bytes = bytes.max(1);
     match placement {
@@ -17,8 +23,11 @@ pub(crate) fn allocate(device: &CudaDevice, bytes: usize, placement: Placement) 
                 return Ok(None);
             }
             check("cuMemAlloc", status)?;
+            // A memset on the default stream would return early, wait for others' work, and not for whom it is to precede.
+            let stream = CudaStream::new(device, Priority::Transfer)?;
             // SAFETY: the range was just allocated.
-            check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(address, 0, bytes) })?;
+            check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.raw()) })?;
+            stream.synchronize()?;
             Ok(Some(Address(address)))
         }
         Placement::PinnedHost => {

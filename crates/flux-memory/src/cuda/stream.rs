@@ -2,12 +2,26 @@
 
 use super::{CudaDevice, check, driver_error};
 use crate::{Address, Result, WaitPoint};
-use cudarc::driver::sys::{self, CUevent, CUstream, CUstreamBatchMemOpParams, CUstreamBatchMemOpType};
+use cudarc::driver::sys::{
+    self, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamBatchMemOpType,
+};
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// `cuStreamBatchMemOp` takes at most 256 operations.
 const BATCH: usize = 256;
+
+/// What goes first where several streams have work. Streams of different priorities also do not share hardware queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// Kernels that fill the GPU.
+    Compute,
+    /// What they wait for.
+    Transfer,
+    /// What ends a wait that has expired.
+    Rescue,
+}
 
 /// A stream of a GPU, its own or borrowed from the caller.
 #[derive(Debug)]
@@ -23,14 +37,19 @@ unsafe impl Send for CudaStream {}
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
-    pub(crate) fn new(device: &Arc<CudaDevice>, high_priority: bool) -> Result<Self> {
+    pub(crate) fn new(device: &Arc<CudaDevice>, priority: Priority) -> Result<Self> {
         device.bind()?;
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: both are valid places for the results.
         check("cuCtxGetStreamPriorityRange", unsafe {
             sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
         })?;
-        let priority = if high_priority { greatest } else { least };
+        // Smaller numbers go first.
+        let priority = match priority {
+            Priority::Compute => least,
+            Priority::Transfer => (greatest + 1).min(least),
+            Priority::Rescue => greatest,
+        };
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is a valid place for the result.
@@ -80,7 +99,7 @@ impl CudaStream {
     /// # Safety
     /// As for [`crate::Stream::wait_values`].
     pub(crate) unsafe fn wait_values(&self, point: &Arc<WaitPoint>, wanted: u32) -> Result<()> {
-        let Some(marks) = point.marks() else { return Ok(()) };
+        let Some(marks) = point.place().marks() else { return Ok(()) };
         let waits = point.signals().iter().map(|&(word, _)| wait_value(word, wanted));
         let before = std::iter::once(write_value(marks.before, wanted));
         let after = std::iter::once(write_value(marks.after, wanted));
@@ -131,6 +150,22 @@ impl CudaStream {
         self.device.bind()?;
         // SAFETY: the handle is alive.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Waits until everything enqueued has ended, but not longer than `limit`; false if it has not.
+    pub(crate) fn synchronize_within(&self, limit: Duration) -> Result<bool> {
+        self.device.bind()?;
+        let begin = Instant::now();
+        loop {
+            // SAFETY: the handle is alive.
+            match unsafe { sys::cuStreamQuery(self.raw) } {
+                CUresult::CUDA_ERROR_NOT_READY if begin.elapsed() < limit => {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                CUresult::CUDA_ERROR_NOT_READY => return Ok(false),
+                other => return check("cuStreamQuery", other).map(|()| true),
+            }
+        }
     }
 
     /// # Safety

@@ -77,7 +77,7 @@ impl HostStream {
     pub(crate) unsafe fn wait_values(&self, point: &Arc<WaitPoint>, wanted: u32) -> Result<()> {
         let point = Arc::clone(point);
         self.launch(move || {
-            let bound = point.bound();
+            let bound = point.place().bound();
             for &(word, site) in point.signals() {
                 // SAFETY: the wait point's words outlive the op that enqueued this.
                 if !unsafe { host::wait(&bound, word, wanted, site) } {

@@ -20,7 +20,7 @@ pub unsafe fn wait(bound: &WaitBound, signal: Address, wanted: u32, site: WaitSi
         if reached(seen, wanted) {
             return true;
         }
-        if flag.load(Ordering::Relaxed) != 0 {
+        if flag.load(Ordering::Acquire) != 0 {
             return false;
         }
         let now = Instant::now();
@@ -40,9 +40,9 @@ pub unsafe fn wait(bound: &WaitBound, signal: Address, wanted: u32, site: WaitSi
 /// As for [`wait`].
 unsafe fn record(bound: &WaitBound, site: WaitSite, seen: u32, wanted: u32) {
     // SAFETY: the caller's promise.
-    let flag = unsafe { atomic(bound.flag) };
-    if flag.swap(1, Ordering::AcqRel) != 0 {
-        return;
+    let (flag, claim) = unsafe { (atomic(bound.flag), atomic(bound.flag.add(size_of::<u32>()))) };
+    if claim.swap(1, Ordering::AcqRel) != 0 {
+        return; // somebody else was first
     }
     let fault = Fault {
         state: 0,
@@ -54,11 +54,12 @@ unsafe fn record(bound: &WaitBound, site: WaitSite, seen: u32, wanted: u32) {
         seen,
         wanted,
     };
-    // SAFETY: the flag's swap made this thread the record's only writer; readers look at it after `state`.
+    // SAFETY: the claim made this thread the record's only writer; readers look at it after `state`.
     unsafe {
         bound.record.as_ptr::<Fault>().write_volatile(fault);
         atomic(bound.record).store(1, Ordering::Release);
     }
+    flag.store(1, Ordering::Release); // after the record: whoever gives up for the flag's sake finds the reason there
 }
 
 /// # Safety
