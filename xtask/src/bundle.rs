@@ -36,7 +36,9 @@ pub(crate) fn run() -> Result<()> {
             take(binary, &folder.join(format!("test-{package}-{name}")))?;
         }
     }
-    std::fs::write(folder.join("run-tests.sh"), RUN_TESTS)?;
+    let script = folder.join("run-tests.sh");
+    std::fs::write(&script, RUN_TESTS)?;
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let mut total = 0;
     for entry in std::fs::read_dir(&folder)? {
         let entry = entry?;

@@ -4,7 +4,9 @@ use crate::args::DemoArguments;
 use crate::data::{Deviation, compare, normal};
 use crate::error::Error;
 use comfy_table::Table;
-use flux::{AgGemm, Backend, DType, GemmRs, Group, OpSpec, Path, PathPreference, Whole};
+use flux::{
+    AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Path, PathPreference, Placement, Whole,
+};
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
@@ -78,6 +80,9 @@ fn run_path(
     let spec = |n, k| {
         let mut spec = OpSpec::new(n, k, tokens, DType::Bf16);
         spec.path = path;
+        if group.config().peer_memory == Placement::PinnedHost {
+            spec.direction = Direction::Pull; // pushed rows would stay in host memory
+        }
         spec
     };
     bar.set_message(format!("{path:?}: building"));
