@@ -10,7 +10,7 @@ type Program = *mut c_void;
 
 /// NVRTC, loaded.
 pub(crate) struct Nvrtc {
-    library: Library,
+    nvrtc: Library,
     _builtins: Library,
 }
 
@@ -20,8 +20,8 @@ impl Nvrtc {
         let open = |path: &std::path::Path| unsafe { Library::new(path) };
         let builtins =
             open(&toolkit.builtins).with_context(|| format!("loading {}", toolkit.builtins.display()))?;
-        let library = open(&toolkit.nvrtc).with_context(|| format!("loading {}", toolkit.nvrtc.display()))?;
-        Ok(Self { library, _builtins: builtins })
+        let nvrtc = open(&toolkit.nvrtc).with_context(|| format!("loading {}", toolkit.nvrtc.display()))?;
+        Ok(Self { nvrtc, _builtins: builtins })
     }
 
     /// The version, such as "12.4".
@@ -30,7 +30,7 @@ impl Nvrtc {
         // SAFETY: the signature is NVRTC's; both are valid places.
         let status = unsafe {
             let version =
-                self.library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion")?;
+                self.nvrtc.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion")?;
             version(&raw mut major, &raw mut minor)
         };
         ensure!(status == 0, "nvrtcVersion returned {status}");
@@ -66,7 +66,7 @@ impl Nvrtc {
         let mut program: Program = null_mut();
         // SAFETY: the signatures are NVRTC's; all pointers outlive the calls.
         unsafe {
-            let created = self.library.get::<Create>(b"nvrtcCreateProgram")?(
+            let created = self.nvrtc.get::<Create>(b"nvrtcCreateProgram")?(
                 &raw mut program,
                 source.as_ptr(),
                 name.as_ptr(),
@@ -75,14 +75,14 @@ impl Nvrtc {
                 header_name.as_ptr(),
             );
             ensure!(created == 0, "nvrtcCreateProgram returned {created}");
-            let compiled = self.library.get::<Compile>(b"nvrtcCompileProgram")?(
+            let compiled = self.nvrtc.get::<Compile>(b"nvrtcCompileProgram")?(
                 program,
                 c_int::try_from(options.len())?,
                 option_pointers.as_ptr(),
             );
             let log = self.text(program, b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog");
             let ptx = self.text(program, b"nvrtcGetPTXSize", b"nvrtcGetPTX");
-            self.library.get::<Destroy>(b"nvrtcDestroyProgram")?(&raw mut program);
+            self.nvrtc.get::<Destroy>(b"nvrtcDestroyProgram")?(&raw mut program);
             let log = log?;
             if compiled != 0 || !log.trim().is_empty() {
                 bail!("{}: NVRTC says\n{log}", name.to_string_lossy());
@@ -97,13 +97,13 @@ impl Nvrtc {
         let mut bytes = 0_usize;
         // SAFETY: the caller's promise; the buffer is as large as NVRTC says.
         let text = unsafe {
-            let status = self.library.get::<unsafe extern "C" fn(Program, *mut usize) -> c_int>(size)?(
+            let status = self.nvrtc.get::<unsafe extern "C" fn(Program, *mut usize) -> c_int>(size)?(
                 program,
                 &raw mut bytes,
             );
             ensure!(status == 0, "NVRTC returned {status}");
             let mut text = vec![0_u8; bytes];
-            let status = self.library.get::<unsafe extern "C" fn(Program, *mut c_char) -> c_int>(get)?(
+            let status = self.nvrtc.get::<unsafe extern "C" fn(Program, *mut c_char) -> c_int>(get)?(
                 program,
                 text.as_mut_ptr().cast(),
             );

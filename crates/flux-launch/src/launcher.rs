@@ -4,7 +4,6 @@ use crate::cuda::CudaLauncher;
 use crate::{DType, Error, GeluParams, GemmParams, Policy, Result, SumParams, host};
 use flux_memory::{Device, Stream};
 use flux_swizzle::TileShape;
-use half::{bf16, f16};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 
@@ -84,19 +83,10 @@ impl Launcher {
     ) -> Result<()> {
         let _span = tracing::trace_span!("launch gemm", ?policy, tiles = params.tiles).entered();
         match (&self.0, stream) {
-            (Kind::Host(pool), Stream::Host(stream)) => {
-                let (pool, params) = (Arc::clone(pool), *params);
-                stream.launch(move || {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        match dtype {
-                            DType::Bf16 => host::gemm::<bf16>(&pool, policy, params),
-                            DType::F16 => host::gemm::<f16>(&pool, policy, params),
-                        }
-                    }
-                })?;
-                Ok(())
-            }
+            // SAFETY: the caller's promise.
+            (Kind::Host(pool), Stream::Host(stream)) => unsafe {
+                host::launch(pool, stream, dtype, host::Gemm { policy, params: *params })
+            },
             // SAFETY: the caller's promise.
             (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe {
                 launcher.gemm(stream, policy, dtype, params)
@@ -113,19 +103,8 @@ impl Launcher {
     pub unsafe fn sum(&self, stream: &Stream, dtype: DType, params: &SumParams) -> Result<()> {
         let _span = tracing::trace_span!("launch sum", rows = params.rows).entered();
         match (&self.0, stream) {
-            (Kind::Host(pool), Stream::Host(stream)) => {
-                let (pool, params) = (Arc::clone(pool), *params);
-                stream.launch(move || {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        match dtype {
-                            DType::Bf16 => host::sum::<bf16>(&pool, params),
-                            DType::F16 => host::sum::<f16>(&pool, params),
-                        }
-                    }
-                })?;
-                Ok(())
-            }
+            // SAFETY: the caller's promise.
+            (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
             // SAFETY: the caller's promise.
             (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.sum(stream, dtype, params) },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
@@ -138,19 +117,8 @@ impl Launcher {
     /// Until the launch has ended, the elements are live, aligned, reachable by the device, and nobody else accesses them.
     pub unsafe fn gelu(&self, stream: &Stream, dtype: DType, params: &GeluParams) -> Result<()> {
         match (&self.0, stream) {
-            (Kind::Host(pool), Stream::Host(stream)) => {
-                let (pool, params) = (Arc::clone(pool), *params);
-                stream.launch(move || {
-                    // SAFETY: the caller's promise.
-                    unsafe {
-                        match dtype {
-                            DType::Bf16 => host::gelu::<bf16>(&pool, params),
-                            DType::F16 => host::gelu::<f16>(&pool, params),
-                        }
-                    }
-                })?;
-                Ok(())
-            }
+            // SAFETY: the caller's promise.
+            (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
             // SAFETY: the caller's promise.
             (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.gelu(stream, dtype, params) },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),

@@ -1,32 +1,37 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
-use super::TILE;
+use super::{Kernel, TILE};
 use crate::{Destination, Element, GemmParams, Policy, RowTile};
 use flux_memory::{Address, WaitSite, host};
 use rayon::ThreadPool;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Computes all tiles of `params` with the threads of `pool`, which take them in order.
-///
-/// # Safety
-/// All addresses in `params` are of live host memory of the extents that `params` and its tables say; nobody writes to
-/// A's rows after their gates are open, or to B.
-pub(crate) unsafe fn gemm<E: Element>(pool: &ThreadPool, policy: Policy, params: GemmParams) {
-    let next = AtomicU32::new(0);
-    let expired = AtomicBool::new(false);
-    pool.broadcast(|_| {
-        let mut worker = Worker::<E>::new(policy, &params);
-        loop {
-            let tile = next.fetch_add(1, Ordering::Relaxed);
-            if tile >= params.tiles || expired.load(Ordering::Relaxed) {
-                break;
+/// One launch.
+pub(crate) struct Gemm {
+    pub(crate) policy: Policy,
+    pub(crate) params: GemmParams,
+}
+
+impl Kernel for Gemm {
+    /// Computes all tiles, which the threads take in order. All addresses are of live host memory of the extents that the
+    /// parameters and their tables say; nobody writes to A's rows after their gates are open, or to B.
+    unsafe fn run<E: Element>(self, pool: &ThreadPool) {
+        let next = AtomicU32::new(0);
+        let expired = AtomicBool::new(false);
+        pool.broadcast(|_| {
+            let mut worker = Worker::<E>::new(self.policy, &self.params);
+            loop {
+                let tile = next.fetch_add(1, Ordering::Relaxed);
+                if tile >= self.params.tiles || expired.load(Ordering::Relaxed) {
+                    break;
+                }
+                // SAFETY: the caller's promise; `tile` is an entry of the order.
+                if !unsafe { worker.tile(tile) } {
+                    expired.store(true, Ordering::Relaxed);
+                }
             }
-            // SAFETY: the caller's promise; `tile` is an entry of the order.
-            if !unsafe { worker.tile(tile) } {
-                expired.store(true, Ordering::Relaxed);
-            }
-        }
-    });
+        });
+    }
 }
 
 /// One thread's share, with its rows of A and B widened to fp32.
@@ -60,7 +65,7 @@ impl<'a, E: Element> Worker<'a, E> {
     /// Computes one entry of the order; false if a wait expired.
     ///
     /// # Safety
-    /// As for [`gemm`].
+    /// As for [`Gemm`].
     unsafe fn tile(&mut self, index: u32) -> bool {
         // SAFETY: the caller's promise.
         let (entry, row_tile) = unsafe {
@@ -96,7 +101,7 @@ impl<'a, E: Element> Worker<'a, E> {
     }
 
     /// # Safety
-    /// As for [`gemm`].
+    /// As for [`Gemm`].
     unsafe fn gate(&self, row_tile: &RowTile, entry: u32) -> bool {
         (row_tile.gate_begin..row_tile.gate_end).all(|signal| {
             let word = self.params.gates.add(signal as usize * size_of::<u32>());
@@ -107,7 +112,7 @@ impl<'a, E: Element> Worker<'a, E> {
     }
 
     /// # Safety
-    /// As for [`gemm`].
+    /// As for [`Gemm`].
     unsafe fn multiply(&mut self, row_tile: &RowTile, column_tile: usize, columns: usize) {
         let (k, rows) = (self.k, row_tile.rows as usize);
         // SAFETY: the caller's promise.
@@ -143,7 +148,7 @@ impl<'a, E: Element> Worker<'a, E> {
     }
 
     /// # Safety
-    /// As for [`gemm`].
+    /// As for [`Gemm`].
     unsafe fn store(
         &mut self,
         target: Address,

@@ -1,45 +1,44 @@
 //! The sum of the slots, in rank order.
 
-use super::TILE;
+use super::{Kernel, TILE};
 use crate::{Element, SumParams};
 use flux_memory::{WaitSite, host};
 use rayon::ThreadPool;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Sums each tile when all its sources' signals are up.
-///
-/// # Safety
-/// All addresses in `params` are of live host memory of the extents that `params` says; nobody writes to a slot's tile
-/// after its signal is up.
-pub(crate) unsafe fn sum<E: Element>(pool: &ThreadPool, params: SumParams) {
-    let column_tiles = params.n.div_ceil(TILE.columns as u32);
-    let tiles = params.rows.div_ceil(TILE.rows as u32) * column_tiles;
-    let next = AtomicU32::new(0);
-    pool.broadcast(|_| {
-        let mut sums = vec![0.0_f32; TILE.columns];
-        let mut widened = vec![0.0_f32; TILE.columns];
-        loop {
-            let tile = next.fetch_add(1, Ordering::Relaxed);
-            if tile >= tiles {
-                break;
-            }
-            let (row_tile, column_tile) = (tile / column_tiles, tile % column_tiles);
-            // SAFETY: the caller's promise.
-            if !unsafe { wait(&params, row_tile, column_tile) } {
-                break;
-            }
-            let (row, column) = (row_tile as usize * TILE.rows, column_tile as usize * TILE.columns);
-            let columns = TILE.columns.min(params.n as usize - column);
-            for row in row..(row + TILE.rows).min(params.rows as usize) {
+impl Kernel for SumParams {
+    /// Sums each tile when all its sources' signals are up. All addresses are of live host memory of the extents that the
+    /// parameters say; nobody writes to a slot's tile after its signal is up.
+    unsafe fn run<E: Element>(self, pool: &ThreadPool) {
+        let column_tiles = self.n.div_ceil(TILE.columns as u32);
+        let tiles = self.rows.div_ceil(TILE.rows as u32) * column_tiles;
+        let next = AtomicU32::new(0);
+        pool.broadcast(|_| {
+            let mut sums = vec![0.0_f32; TILE.columns];
+            let mut widened = vec![0.0_f32; TILE.columns];
+            loop {
+                let tile = next.fetch_add(1, Ordering::Relaxed);
+                if tile >= tiles {
+                    break;
+                }
+                let (row_tile, column_tile) = (tile / column_tiles, tile % column_tiles);
                 // SAFETY: the caller's promise.
-                unsafe { sum_row::<E>(&params, row, column, &mut sums[..columns], &mut widened) };
+                if !unsafe { wait(&self, row_tile, column_tile) } {
+                    break;
+                }
+                let (row, column) = (row_tile as usize * TILE.rows, column_tile as usize * TILE.columns);
+                let columns = TILE.columns.min(self.n as usize - column);
+                for row in row..(row + TILE.rows).min(self.rows as usize) {
+                    // SAFETY: the caller's promise.
+                    unsafe { sum_row::<E>(&self, row, column, &mut sums[..columns], &mut widened) };
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 /// # Safety
-/// As for [`sum`].
+/// As for [`Kernel::run`].
 unsafe fn wait(params: &SumParams, row_tile: u32, column_tile: u32) -> bool {
     (0..params.world_size).all(|source| {
         let signal =
@@ -52,7 +51,7 @@ unsafe fn wait(params: &SumParams, row_tile: u32, column_tile: u32) -> bool {
 }
 
 /// # Safety
-/// As for [`sum`].
+/// As for [`Kernel::run`].
 unsafe fn sum_row<E: Element>(
     params: &SumParams,
     row: usize,
