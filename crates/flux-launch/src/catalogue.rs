@@ -90,20 +90,34 @@ pub(crate) enum Load {
     Scalar,
 }
 
-pub(crate) fn gemm_name(dtype: DType, policy: Policy, load: Load) -> String {
-    let load = match load {
-        Load::Vector => "vector",
-        Load::Scalar => "scalar",
-    };
-    format!("gemm_{dtype}_{}_{load}", policy.name())
+/// One of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KernelId {
+    Gemm(DType, Policy, Load),
+    Sum(DType),
+    Gelu(DType),
 }
 
-pub(crate) fn gelu_name(dtype: DType) -> String {
-    format!("gelu_{dtype}")
-}
+impl KernelId {
+    /// What the manifest says of it.
+    pub(crate) fn info(self) -> Result<&'static KernelInfo> {
+        let name = self.name();
+        catalogue()?.get(&name).ok_or(Error::NoKernel { name })
+    }
 
-pub(crate) fn sum_name(dtype: DType) -> String {
-    format!("sum_{dtype}")
+    fn name(self) -> String {
+        match self {
+            KernelId::Gemm(dtype, policy, load) => {
+                let load = match load {
+                    Load::Vector => "vector",
+                    Load::Scalar => "scalar",
+                };
+                format!("gemm_{dtype}_{}_{load}", policy.name())
+            }
+            KernelId::Sum(dtype) => format!("sum_{dtype}"),
+            KernelId::Gelu(dtype) => format!("gelu_{dtype}"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -127,11 +141,11 @@ mod tests {
 
     #[test]
     fn every_launch_has_its_kernel_and_one_tile_shape() {
-        let catalogue = catalogue().unwrap();
         for dtype in [DType::Bf16, DType::F16] {
-            let sum = &catalogue[&sum_name(dtype)];
+            KernelId::Gelu(dtype).info().unwrap();
+            let sum = KernelId::Sum(dtype).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
-                let gemm = &catalogue[&gemm_name(dtype, policy, load)];
+                let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
                 assert_eq!((gemm.tile_m, gemm.tile_n), (sum.tile_m, sum.tile_n), "{}", gemm.name);
             }
         }

@@ -1,7 +1,7 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
-use crate::catalogue::{Load, catalogue, gelu_name, gemm_name, sum_name};
-use crate::{DType, Error, GeluParams, GemmParams, KernelInfo, Policy, Result, SumParams};
+use crate::catalogue::{KernelId, Load};
+use crate::{DType, Error, GeluParams, GemmParams, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
@@ -18,7 +18,7 @@ const SMS_FOR_COPIES: u32 = 8;
 pub(crate) struct CudaLauncher {
     device: Arc<CudaDevice>,
     sharing: u32,
-    loaded: Mutex<HashMap<String, Loaded>>,
+    loaded: Mutex<HashMap<KernelId, Loaded>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,7 @@ struct Loaded {
     function: CUfunction,
     threads: u32,
     shared_bytes: u32,
+    tile: (u32, u32),
     /// The most blocks that one launch may run at once.
     blocks: u32,
 }
@@ -41,18 +42,18 @@ impl CudaLauncher {
     }
 
     pub(crate) fn tile(dtype: DType) -> Result<TileShape> {
-        let kernel = info(&gemm_name(dtype, Policy::Plain, Load::Vector))?;
+        let kernel = KernelId::Sum(dtype).info()?;
         Ok(TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize })
     }
 
     /// Loads what a launch of `policy` may need, so that no launch compiles.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
-        self.load(&gemm_name(dtype, policy, Load::Vector))?;
-        self.load(&gemm_name(dtype, policy, Load::Scalar))?;
+        self.load(KernelId::Gemm(dtype, policy, Load::Vector))?;
+        self.load(KernelId::Gemm(dtype, policy, Load::Scalar))?;
         if policy == Policy::ReduceScatter {
-            self.load(&sum_name(dtype))?;
+            self.load(KernelId::Sum(dtype))?;
         }
-        self.load(&gelu_name(dtype))?;
+        self.load(KernelId::Gelu(dtype))?;
         Ok(())
     }
 
@@ -65,27 +66,31 @@ impl CudaLauncher {
         dtype: DType,
         params: &GemmParams,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; the name's kernel takes this parameter.
-        unsafe { self.launch(stream, &gemm_name(dtype, policy, load_for(params)), params.tiles, params) }
+        // SAFETY: the caller's promise; this kernel takes this parameter.
+        unsafe {
+            self.launch(stream, KernelId::Gemm(dtype, policy, load_for(params)), |_| params.tiles, params)
+        }
     }
 
     /// # Safety
     /// As for [`crate::Launcher::sum`].
     pub(crate) unsafe fn sum(&self, stream: &CudaStream, dtype: DType, params: &SumParams) -> Result<()> {
-        let tile = Self::tile(dtype)?;
-        let tiles = (params.rows as usize).div_ceil(tile.rows) * (params.n as usize).div_ceil(tile.columns);
-        let tiles = u32::try_from(tiles).unwrap_or(u32::MAX);
-        // SAFETY: the caller's promise; the name's kernel takes this parameter.
-        unsafe { self.launch(stream, &sum_name(dtype), tiles, params) }
+        let tiles = |kernel: &Loaded| {
+            let (rows, columns) = kernel.tile;
+            params.rows.div_ceil(rows).saturating_mul(params.n.div_ceil(columns))
+        };
+        // SAFETY: the caller's promise; this kernel takes this parameter.
+        unsafe { self.launch(stream, KernelId::Sum(dtype), tiles, params) }
     }
 
     /// # Safety
     /// As for [`crate::Launcher::gelu`].
     pub(crate) unsafe fn gelu(&self, stream: &CudaStream, dtype: DType, params: &GeluParams) -> Result<()> {
-        let name = gelu_name(dtype);
-        let blocks = params.len.div_ceil(u64::from(info(&name)?.threads));
-        // SAFETY: the caller's promise; the name's kernel takes this parameter.
-        unsafe { self.launch(stream, &name, u32::try_from(blocks).unwrap_or(u32::MAX), params) }
+        let blocks = |kernel: &Loaded| {
+            u32::try_from(params.len.div_ceil(u64::from(kernel.threads))).unwrap_or(u32::MAX)
+        };
+        // SAFETY: the caller's promise; this kernel takes this parameter.
+        unsafe { self.launch(stream, KernelId::Gelu(dtype), blocks, params) }
     }
 
     /// # Safety
@@ -93,32 +98,32 @@ impl CudaLauncher {
     unsafe fn launch<P: bytemuck::Pod>(
         &self,
         stream: &CudaStream,
-        name: &str,
-        tiles: u32,
+        id: KernelId,
+        blocks: impl FnOnce(&Loaded) -> u32,
         params: &P,
     ) -> Result<()> {
-        if tiles == 0 {
+        let kernel = self.load(id)?;
+        let grid = blocks(&kernel).min(kernel.blocks);
+        if grid == 0 {
             return Ok(());
         }
-        let kernel = self.load(name)?;
-        let grid = tiles.min(kernel.blocks);
         // SAFETY: the caller's promise.
         unsafe { stream.launch(kernel.function, grid, kernel.threads, kernel.shared_bytes, params)? };
         Ok(())
     }
 
-    fn load(&self, name: &str) -> Result<Loaded> {
+    fn load(&self, id: KernelId) -> Result<Loaded> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = loaded.get(name) {
+        if let Some(kernel) = loaded.get(&id) {
             return Ok(*kernel);
         }
-        let info = info(name)?;
-        let kernel = self.load_new(info)?;
-        loaded.insert(name.into(), kernel);
+        let kernel = self.load_new(id)?;
+        loaded.insert(id, kernel);
         Ok(kernel)
     }
 
-    fn load_new(&self, info: &KernelInfo) -> Result<Loaded> {
+    fn load_new(&self, id: KernelId) -> Result<Loaded> {
+        let info = id.info()?;
         let missing = || Error::NoKernel { name: info.name.clone() };
         let ptx = CString::new(info.ptx().ok_or_else(missing)?).map_err(|_| missing())?;
         let entry = CString::new(info.entry.as_str()).map_err(|_| missing())?;
@@ -156,7 +161,7 @@ impl CudaLauncher {
             )?;
         }
         // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs.
-        let waits_for_gemms = self.sharing > 1 && info.name.starts_with("sum");
+        let waits_for_gemms = self.sharing > 1 && matches!(id, KernelId::Sum(_));
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
         let sms = self.device.multiprocessors();
         let usable = if self.sharing > 1 { sms.saturating_sub(SMS_FOR_COPIES) } else { sms } * per_sm;
@@ -168,7 +173,7 @@ impl CudaLauncher {
                 device: self.device.name().to_owned(),
             });
         }
-        Ok(Loaded { module, function, threads, shared_bytes, blocks })
+        Ok(Loaded { module, function, threads, shared_bytes, tile: (info.tile_m, info.tile_n), blocks })
     }
 }
 
@@ -185,10 +190,6 @@ impl Drop for CudaLauncher {
             }
         }
     }
-}
-
-fn info(name: &str) -> Result<&'static KernelInfo> {
-    catalogue()?.get(name).ok_or_else(|| Error::NoKernel { name: name.into() })
 }
 
 fn load_for(params: &GemmParams) -> Load {

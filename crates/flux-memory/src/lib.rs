@@ -16,7 +16,7 @@ pub use address::Address;
 pub use buffer::{Buffer, Placement};
 pub use device::{Backend, Device};
 pub use error::Error;
-pub use signal::{next_epoch, reached};
+pub use signal::reached;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
 pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
