@@ -248,3 +248,30 @@ fn dropping_waits_for_what_is_in_flight() {
         }
     }
 }
+
+/// Two operations of one group in flight on streams of their own: a rank's calls run in the order of their enqueueing, so
+/// that no two wait for peers at the same time, each holding what the other's peers need.
+#[test]
+fn operations_in_flight_at_once_make_progress() {
+    let group = group(4);
+    let (m, n, k) = (256, 128, 64);
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    spec.path = PathPreference::Fused;
+    let first = GemmRs::new(&group, spec.clone()).unwrap();
+    let second = GemmRs::new(&group, spec).unwrap();
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let calls = [&first, &second].map(|op| Whole::place(&group, op, &a, &b, m).unwrap());
+    std::thread::scope(|scope| {
+        for call in &calls {
+            scope.spawn(move || {
+                (0..100).for_each(|_| {
+                    call.enqueue().unwrap();
+                })
+            });
+        }
+    });
+    let reference = product(&a, &b, m, n, k);
+    for call in &calls {
+        assert!(call.result().unwrap().iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r));
+    }
+}

@@ -3,6 +3,7 @@
 use crate::args::DemoArguments;
 use crate::data::{Deviation, compare, normal};
 use crate::error::Error;
+use crate::output::print;
 use comfy_table::Table;
 use flux::{
     AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Path, PathPreference, Placement, Whole,
@@ -46,7 +47,10 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
     let group = arguments.group.group(arguments.ranks)?;
     let scale = if group.backend() == Backend::Host { HOST_SCALE } else { 1 };
     let shape = Shape { tokens: TOKENS / scale, hidden: HIDDEN / scale, inner: INNER / scale };
-    println!("flux: an MLP block of Llama-3-8B's shape (divided by {scale}), bf16, {}", describe(&group)?);
+    print(format_args!(
+        "flux: an MLP block of Llama-3-8B's shape (divided by {scale}), bf16, {}",
+        describe(&group)?
+    ))?;
 
     let bar = ProgressBar::new(2 + 2 * (RUNS as u64 + 3));
     bar.set_style(
@@ -191,8 +195,10 @@ fn report(rows: &[Row]) -> Result<(), Error> {
             if right { "ok".into() } else { format!("WRONG (error above {BOUND:.0e})") },
         ]);
     }
-    println!("{table}");
-    println!("verified against an independent fp32 computation; times are medians of {RUNS} runs");
+    print(format_args!("{table}"))?;
+    print(format_args!(
+        "verified against an independent fp32 computation; times are medians of {RUNS} runs"
+    ))?;
     if wrong == 0 { Ok(()) } else { Err(Error::Wrong { wrong, all: rows.len() }) }
 }
 

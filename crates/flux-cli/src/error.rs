@@ -9,11 +9,11 @@ pub(crate) enum Error {
     Flux(#[from] flux::Error),
     #[error("{}", .0)]
     Topology(#[from] flux_topology::Error),
-    #[error("cannot {action} {}: {source}; check the path and who may {action} there", path.display())]
+    #[error("cannot {action} {path:?}: {source}; check the path and who may {action} there")]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("{} is not a safetensors file: {reason}", path.display())]
+    #[error("{path:?} is not a safetensors file: {reason}")]
     NotSafetensors { path: PathBuf, reason: String },
-    #[error("{} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed", path.display())]
+    #[error("{path:?} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed")]
     NoTensor { path: PathBuf, name: &'static str, found: String },
     #[error("tensor `{name}` is {dtype}; convert it to BF16 or F16")]
     WrongDType { name: &'static str, dtype: String },

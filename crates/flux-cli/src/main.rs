@@ -1,17 +1,18 @@
 //! The `flux` command.
 //!
 //! Exit code 0: done, and right. 1: something ran and is wrong. 2: it could not run; one line says what to do.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // a command's output
 
 mod args;
 mod data;
 mod demo;
 mod error;
+mod output;
 mod run;
 mod tensors;
 mod topo;
 
 use clap::Parser;
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -24,7 +25,8 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // Nobody may be listening; the exit code says it too.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::from(error.exit_code())
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::args::{OpArgument, ReportArgument, RunArguments};
 use crate::error::Error;
+use crate::output::print;
 use crate::tensors::{self, Operands};
 use flux::{AgGemm, DType, Element, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
 use half::{bf16, f16};
@@ -49,8 +50,7 @@ fn finish<E: Element, Op: Operation>(
     whole.synchronize()?;
     let time = begin.elapsed();
     tensors::write(&arguments.output, &whole.result()?, operands.m, operands.n)?;
-    report(arguments, operands, group, choice, tile, chunk_rows, time);
-    Ok(())
+    report(arguments, operands, group, choice, tile, chunk_rows, time)
 }
 
 fn report(
@@ -61,7 +61,7 @@ fn report(
     tile: TileShape,
     chunk_rows: usize,
     time: Duration,
-) {
+) -> Result<(), Error> {
     let op = match arguments.op {
         OpArgument::AgGemm => "ag-gemm",
         OpArgument::GemmRs => "gemm-rs",
@@ -71,7 +71,7 @@ fn report(
     let transfer = flux::Direction::from(arguments.transfer);
     let ms = time.as_secs_f64() * 1e3;
     if arguments.report == ReportArgument::Json {
-        println!(
+        print(format_args!(
             "{}",
             serde_json::json!({
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
@@ -79,13 +79,16 @@ fn report(
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
                 "time_ms": ms,
             })
-        );
+        ))?;
     } else {
-        println!("{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {ranks} ranks on the {backend} backend");
-        println!(
+        print(format_args!(
+            "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {ranks} ranks on the {backend} backend"
+        ))?;
+        print(format_args!(
             "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}",
             tile.rows, tile.columns
-        );
-        println!("{ms:.3} ms; c [{m}, {n}] is in {}", arguments.output.display());
+        ))?;
+        print(format_args!("{ms:.3} ms; c [{m}, {n}] is in {}", arguments.output.display()))?;
     }
+    Ok(())
 }

@@ -5,7 +5,8 @@ use flux::{DType, Element};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 /// `a` [m, k] and `b` [n, k] of a file, as bytes of the same element type.
 pub(crate) struct Operands {
@@ -20,6 +21,10 @@ pub(crate) struct Operands {
 impl Operands {
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let file = |source| Error::File { action: "read", path: path.into(), source };
+        let kind = std::fs::metadata(path).map_err(file)?.file_type();
+        if kind.is_char_device() || kind.is_block_device() {
+            return Err(file(std::io::Error::other("it is a device, without an end")));
+        }
         let bytes = std::fs::read(path).map_err(file)?;
         let tensors = SafeTensors::deserialize(&bytes)
             .map_err(|error| Error::NotSafetensors { path: path.into(), reason: error.to_string() })?;
@@ -52,9 +57,14 @@ fn matrix<'data>(
     name: &'static str,
 ) -> Result<Matrix<'data>, Error> {
     let tensor = tensors.tensor(name).map_err(|_| {
-        let mut names: Vec<_> = tensors.names().into_iter().map(|name| format!("`{name}`")).collect();
-        names.sort();
-        let found = if names.is_empty() { "none".into() } else { names.join(", ") };
+        let mut names = tensors.names();
+        names.sort_unstable();
+        let shown: Vec<_> = names.iter().take(8).map(|name| format!("`{}`", name.escape_debug())).collect();
+        let found = match names.len().saturating_sub(shown.len()) {
+            0 if shown.is_empty() => "none".into(),
+            0 => shown.join(", "),
+            more => format!("{} and {more} more", shown.join(", ")),
+        };
         Error::NoTensor { path: path.into(), name, found }
     })?;
     let dtype = match tensor.dtype() {
@@ -84,19 +94,38 @@ pub(crate) fn write<E: Element>(path: &Path, c: &[E], m: usize, n: usize) -> Res
     let invalid = |error: safetensors::SafeTensorError| file(std::io::Error::other(error.to_string()));
     let view = TensorView::new(dtype, vec![m, n], bytemuck::cast_slice(c)).map_err(invalid)?;
     let bytes = safetensors::serialize(BTreeMap::from([("c", view)]), None).map_err(invalid)?;
-    let mut temporary = temporary_beside(path).map_err(file)?;
+    let target = target(path).map_err(file)?;
+    let mut temporary = temporary_beside(&target).map_err(file)?;
     temporary.write_all(&bytes).map_err(file)?;
-    temporary.persist(path).map_err(|error| file(error.error))?;
+    temporary.persist(target).map_err(|error| file(error.error))?;
     Ok(())
 }
 
 /// Whether a file could be written there, found out before the work is done.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Error> {
     let file = |source| Error::File { action: "write", path: path.into(), source };
-    if path.is_dir() {
-        return Err(file(std::io::Error::other("it is a folder")));
+    target(path).and_then(|target| temporary_beside(&target)).map(drop).map_err(file)
+}
+
+/// The file that is to be replaced: behind a link, what it points to. Only files are replaced, never devices or pipes.
+fn target(path: &Path) -> std::io::Result<PathBuf> {
+    let other = std::io::Error::other;
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(path.into()),
+        Err(error) => Err(error),
+        Ok(found) if found.is_symlink() => {
+            let target = std::fs::canonicalize(path).map_err(|_| other("it is a link to nothing"))?;
+            if target.is_file() {
+                Ok(target)
+            } else {
+                Err(other("it is a link to something that is not a file"))
+            }
+        }
+        Ok(found) if found.is_dir() => Err(other("it is a folder")),
+        Ok(found) if !found.is_file() => Err(other("it is not a file")),
+        Ok(found) if found.permissions().readonly() => Err(std::io::ErrorKind::PermissionDenied.into()),
+        Ok(_) => Ok(path.into()),
     }
-    temporary_beside(path).map(drop).map_err(file)
 }
 
 fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {

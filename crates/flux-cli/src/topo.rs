@@ -2,6 +2,7 @@
 
 use crate::args::TopoArguments;
 use crate::error::Error;
+use crate::output::print;
 use flux_topology::Topology;
 
 pub(crate) fn run(arguments: &TopoArguments) -> Result<(), Error> {
@@ -10,14 +11,14 @@ pub(crate) fn run(arguments: &TopoArguments) -> Result<(), Error> {
         None => match Topology::discover() {
             Ok(topology) => topology,
             Err(error) if error.is_no_gpu() => {
-                println!("no GPU here: {error}");
-                println!("flux runs on the host backend; `--preset NAME` shows a known machine:");
-                Topology::presets().for_each(|name| println!("  {name}"));
+                print(format_args!("no GPU here: {error}"))?;
+                print(format_args!("flux runs on the host backend; `--preset NAME` shows a known machine:"))?;
+                Topology::presets().try_for_each(|name| print(format_args!("  {name}")))?;
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
         },
     };
-    println!("{topology}");
+    print(format_args!("{topology}"))?;
     Ok(())
 }

@@ -143,6 +143,53 @@ fn mistakes_are_explained_in_one_line() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".flux-")), "{left:?}");
 }
 
+/// What is not a file is neither replaced nor read without end; what is behind a link is, and the link stays.
+#[test]
+fn only_files_are_read_and_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let ones = [bf16::ONE; 16];
+    let bytes: &[u8] = bytemuck::cast_slice(&ones);
+    write(&at("in"), &[("a", Dtype::BF16, &[2, 8], bytes), ("b", Dtype::BF16, &[2, 8], bytes)]);
+    let run = |input: &Path, output: &Path| {
+        let (input, output) = (input.to_str().unwrap(), output.to_str().unwrap());
+        flux(&["run", "ag-gemm", "--backend", "host", "--ranks", "2", "--input", input, "--output", output])
+    };
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    std::os::unix::fs::symlink("nowhere", at("dangling")).unwrap();
+    std::os::unix::fs::symlink("socket", at("to-socket")).unwrap();
+    for output in ["socket", "dangling", "to-socket"] {
+        let before = std::fs::symlink_metadata(at(output)).unwrap().file_type();
+        let ran = run(&at("in"), &at(output));
+        assert_eq!(ran.status.code(), Some(2), "{output}: {}", String::from_utf8_lossy(&ran.stderr));
+        assert_eq!(std::fs::symlink_metadata(at(output)).unwrap().file_type(), before, "{output}");
+    }
+    assert_eq!(run(Path::new("/dev/zero"), &at("out")).status.code(), Some(2));
+    std::fs::write(at("real"), "old").unwrap();
+    std::os::unix::fs::symlink("real", at("link")).unwrap();
+    assert!(run(&at("in"), &at("link")).status.success());
+    assert!(std::fs::symlink_metadata(at("link")).unwrap().is_symlink());
+    assert!(SafeTensors::deserialize(&std::fs::read(at("real")).unwrap()).is_ok());
+}
+
+/// A reader of the output that has gone away is no reason to panic.
+#[test]
+fn a_closed_output_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ran = Command::new(env!("CARGO_BIN_EXE_flux"))
+        .args(["topo", "--preset", "h200-8-nvswitch"])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert_eq!(
+        (ran.status.code(), ran.stderr.len()),
+        (Some(0), 0),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+}
+
 #[test]
 fn an_existing_output_survives_a_failure() {
     let folder = tempfile::tempdir().unwrap();

@@ -109,9 +109,16 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
 
 #[test]
 fn tails_and_pitches_are_exact() {
-    for (m, n, k) in
-        [(1, 1, 1), (64, 128, 32), (65, 129, 7), (7, 8, 8), (130, 96, 5), (200, 300, 0), (0, 5, 3)]
-    {
+    for (m, n, k) in [
+        (1, 1, 1),
+        (64, 128, 32),
+        (65, 129, 7),
+        (7, 8, 8),
+        (130, 96, 5),
+        (200, 300, 0),
+        (0, 5, 3),
+        (3, 130, 9000),
+    ] {
         for pad in [0, 3] {
             check_plain::<bf16>(m, n, k, pad);
             check_plain::<f16>(m, n, k, pad);

@@ -11,9 +11,19 @@ pub struct Members {
     pub devices: Vec<Device>,
     /// Rank r's log.
     pub faults: Vec<Arc<FaultLog>>,
+    /// The end of rank r's last call, of whatever operation: its calls come one after the other. Two that wait for peers
+    /// at the same time could each hold what the other's peers need.
+    pub last_calls: Vec<Arc<Event>>,
 }
 
 impl Members {
+    /// The ranks on `devices`, none of which has made a call yet.
+    pub fn new(devices: Vec<Device>, faults: Vec<Arc<FaultLog>>) -> Result<Self> {
+        let event = |device: &Device| Ok(Arc::new(Event::new(device)?));
+        let last_calls = devices.iter().map(event).collect::<Result<_>>()?;
+        Ok(Self { devices, faults, last_calls })
+    }
+
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.devices.len()
@@ -35,26 +45,31 @@ pub(crate) struct Link {
     pub(crate) transfers: Stream,
     begin: Event,
     end: Event,
-    released: Event,
+    last_call: Arc<Event>,
 }
 
 impl Link {
-    pub(crate) fn new(device: &Device) -> Result<Self> {
+    fn new(device: &Device, last_call: &Arc<Event>) -> Result<Self> {
         Ok(Self {
             transfers: device.transfer_stream()?,
             begin: Event::new(device)?,
             end: Event::new(device)?,
-            released: Event::new(device)?,
+            last_call: Arc::clone(last_call),
         })
     }
 
     pub(crate) fn all(members: &Members) -> Result<Vec<Self>> {
-        members.devices.iter().map(Self::new).collect()
+        members
+            .devices
+            .iter()
+            .zip(&members.last_calls)
+            .map(|(device, last)| Self::new(device, last))
+            .collect()
     }
 
-    /// A call may come on another stream than the one before it: it begins after that one's end.
+    /// A call may come on another stream than the rank's call before it: it begins after that one's end.
     pub(crate) fn follow_previous(&self, compute: &Stream) -> Result<()> {
-        Ok(compute.wait(&self.released)?)
+        Ok(compute.wait(&self.last_call)?)
     }
 
     /// Transfers from here on see what `compute` has done so far.
@@ -75,12 +90,12 @@ impl Link {
 
     /// Marks the end of the call on `compute`.
     pub(crate) fn release(&self, compute: &Stream) -> Result<()> {
-        Ok(compute.record(&self.released)?)
+        Ok(compute.record(&self.last_call)?)
     }
 
     /// Waits on this thread for all calls and transfers to end: memory may be freed afterwards.
     pub(crate) fn settle(&self) {
-        for ended in [self.released.synchronize(), self.transfers.synchronize()] {
+        for ended in [self.last_call.synchronize(), self.transfers.synchronize()] {
             if let Err(error) = ended {
                 tracing::warn!(%error, "transfers ended with an error");
             }

@@ -14,7 +14,7 @@ const MAX_ROWS: usize = 41;
 fn members(world_size: usize, budget: Duration) -> Members {
     let device = Device::host();
     let log = |rank| FaultLog::new(&device, u32::try_from(rank).unwrap(), budget).unwrap();
-    Members { devices: vec![device.clone(); world_size], faults: (0..world_size).map(log).collect() }
+    Members::new(vec![device.clone(); world_size], (0..world_size).map(log).collect()).unwrap()
 }
 
 fn streams(world_size: usize) -> Vec<Stream> {

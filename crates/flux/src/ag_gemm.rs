@@ -147,6 +147,10 @@ impl AgGemm {
 impl Phased for AgGemm {
     type Call = AgGemmCall;
 
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
     fn state(&self) -> &OpState {
         &self.state
     }

@@ -7,7 +7,7 @@ use flux_launch::DType;
 use flux_memory::{Address, Stream};
 use flux_transport::Direction;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What an operation is built for: one layer, any number of rows up to a maximum.
 #[derive(Clone, Debug)]
@@ -143,17 +143,8 @@ const MAX_CALLS: u32 = i32::MAX.cast_unsigned();
 /// What an operation keeps from call to call.
 #[derive(Debug)]
 pub(crate) struct OpState {
-    /// Held for reading by a call of one rank, for writing by a call of all.
-    turn: RwLock<()>,
     agreement: Agreement,
-    ranks: Vec<RankSlot>,
-}
-
-#[derive(Debug)]
-struct RankSlot {
-    /// Held by a call of this rank alone: two threads that call one rank come one after the other.
-    turn: Mutex<()>,
-    state: Mutex<RankState>,
+    ranks: Vec<Mutex<RankState>>,
 }
 
 #[derive(Debug)]
@@ -166,12 +157,8 @@ struct RankState {
 
 impl OpState {
     pub(crate) fn new(schedules: Vec<Schedules>) -> Self {
-        let slot = |schedules| RankSlot {
-            turn: Mutex::default(),
-            state: Mutex::new(RankState { epoch: 0, broken: false, schedules }),
-        };
-        let ranks = schedules.into_iter().map(slot).collect();
-        Self { turn: RwLock::default(), agreement: Agreement::default(), ranks }
+        let state = |schedules| Mutex::new(RankState { epoch: 0, broken: false, schedules });
+        Self { agreement: Agreement::default(), ranks: schedules.into_iter().map(state).collect() }
     }
 
     pub(crate) fn world_size(&self) -> usize {
@@ -179,7 +166,7 @@ impl OpState {
     }
 
     fn lock(&self, rank: usize) -> MutexGuard<'_, RankState> {
-        self.ranks[rank].state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -188,6 +175,7 @@ pub(crate) trait Phased {
     /// One rank's part of a call.
     type Call;
 
+    fn group(&self) -> &Group;
     fn state(&self) -> &OpState;
 
     /// Waits on this thread until everything that was enqueued for transfers has ended.
@@ -220,11 +208,11 @@ pub(crate) unsafe fn one<Op: Phased>(
     call: &Op::Call,
     stream: &Stream,
 ) -> Result<PathChoice> {
-    let state = op.state();
-    let world_size = state.world_size();
-    let slot = state.ranks.get(rank).ok_or(Error::NoSuchRank { rank, world_size })?;
-    let _turn = state.turn.read().unwrap_or_else(PoisonError::into_inner);
-    let _rank_turn = slot.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    let turns = op.group().turns();
+    let world_size = turns.ranks.len();
+    let rank_turn = turns.ranks.get(rank).ok_or(Error::NoSuchRank { rank, world_size })?;
+    let _turn = turns.all.read().unwrap_or_else(PoisonError::into_inner);
+    let _rank_turn = rank_turn.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's promise.
     unsafe { in_phases(op, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
 }
@@ -240,7 +228,7 @@ pub(crate) unsafe fn all<Op: Phased>(op: &Op, calls: &[Op::Call], streams: &[&St
             return Err(Error::NotOnePerRank { what, given, world_size });
         }
     }
-    let _turn = op.state().turn.write().unwrap_or_else(PoisonError::into_inner);
+    let _turn = op.group().turns().all.write().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's promise.
     unsafe { in_phases(op, 0..world_size, calls, streams) }
 }

@@ -3,7 +3,8 @@
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here: tiles are computed destination by destination, from the next rank around to the own one, and each
 //! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
-//! whatever the timing.
+//! whatever the timing. Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums
+//! these in fp32 and rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice};
@@ -176,6 +177,10 @@ impl GemmRs {
 
 impl Phased for GemmRs {
     type Call = GemmRsCall;
+
+    fn group(&self) -> &Group {
+        &self.group
+    }
 
     fn state(&self) -> &OpState {
         &self.state

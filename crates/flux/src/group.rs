@@ -5,7 +5,7 @@ use flux_launch::Launcher;
 use flux_memory::{Backend, Device, FaultLog, Placement, Stream, WaitSite};
 use flux_transport::{Members, SignalLoss};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Which backend a group is to run on.
@@ -60,6 +60,16 @@ struct Inner {
     members: Members,
     launchers: Vec<Arc<Launcher>>,
     op_names: Mutex<Vec<String>>,
+    turns: Turns,
+}
+
+/// Whose turn it is to enqueue: calls of one rank, of whatever operation, come one after the other, each whole.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    /// Held for reading by a call of one rank, for writing by a call of all.
+    pub(crate) all: RwLock<()>,
+    /// Rank r's is held by a call of that rank alone.
+    pub(crate) ranks: Vec<Mutex<()>>,
 }
 
 impl Group {
@@ -77,6 +87,12 @@ impl Group {
         if world_size > MAX_RANKS {
             return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
         }
+        if let Some(SignalLoss { from, to }) = config.signal_loss {
+            let rank = from.max(to);
+            if rank >= world_size {
+                return Err(Error::NoSuchRank { rank, world_size });
+            }
+        }
         let devices = devices(world_size, config.backend)?;
         if config.peer_memory == Placement::Device {
             Device::enable_peer_access(&devices)?;
@@ -86,9 +102,11 @@ impl Group {
             FaultLog::new(device, u32::try_from(rank).unwrap_or(u32::MAX), config.wait_budget)
         };
         let faults = devices.iter().enumerate().map(log).collect::<Result<_, _>>()?;
-        let members = Members { devices, faults };
+        let members = Members::new(devices, faults)?;
+        let turns =
+            Turns { all: RwLock::default(), ranks: (0..world_size).map(|_| Mutex::default()).collect() };
         tracing::debug!(world_size, backend = %members.devices[0].backend(), "formed a group");
-        Ok(Self(Arc::new(Inner { config, members, launchers, op_names: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { config, members, launchers, op_names: Mutex::default(), turns })))
     }
 
     /// Ranks in all.
@@ -158,6 +176,10 @@ impl Group {
             0 | 1 => Ok(()),
             _ => Err(Error::SharedDevice { rank, device: device.to_string() }),
         }
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.0.turns
     }
 
     pub(crate) fn members(&self) -> &Members {

@@ -40,7 +40,7 @@ impl Part {
 }
 
 /// An operation of a group, as seen from outside: which rank holds which part of A `[m, k]`, B `[n, k]` and C `[m, n]`.
-pub trait Operation {
+pub trait Operation: sealed::Sealed {
     /// What it was built for.
     fn spec(&self) -> &OpSpec;
     /// `rank`'s parts of A, B and C in a call with `m` rows.
@@ -55,6 +55,13 @@ pub trait Operation {
         parts: &[[Matrix; 3]],
         streams: &[&Stream],
     ) -> Result<PathChoice>;
+}
+
+mod sealed {
+    /// What [`super::Whole`] relies on, only flux's own operations promise.
+    pub trait Sealed {}
+    impl Sealed for crate::AgGemm {}
+    impl Sealed for crate::GemmRs {}
 }
 
 impl Operation for AgGemm {
@@ -219,7 +226,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         self.group.check()
     }
 
-    /// Waits for all ranks and puts C `[m, n]` together.
+    /// Waits for all ranks and puts C `[m, n]` together; NaN where no call has written yet.
     pub fn result(&self) -> Result<Vec<E>> {
         self.synchronize()?;
         let n = self.op.spec().n;

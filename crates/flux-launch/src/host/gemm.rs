@@ -4,7 +4,11 @@ use super::{Kernel, TILE};
 use crate::{Destination, Element, GemmParams, Policy, RowTile};
 use flux_memory::{Address, WaitSite, host};
 use rayon::ThreadPool;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Columns of K that are multiplied at once: what a thread widens stays within 3 MiB, however large K is.
+const PANEL: usize = 4096;
 
 /// One launch.
 pub(crate) struct Gemm {
@@ -41,8 +45,8 @@ struct Worker<'a, E> {
     k: usize,
     a: Vec<f32>,
     b: Vec<f32>,
-    /// The column tile that `b` holds: neighbours in the order share it.
-    b_column_tile: Option<usize>,
+    /// The column tile, and the panel's first column of K, that `b` holds: neighbours in the order share them.
+    b_holds: Option<(usize, usize)>,
     c: Vec<f32>,
     rounded: Vec<E>,
 }
@@ -54,9 +58,9 @@ impl<'a, E: Element> Worker<'a, E> {
             policy,
             params,
             k,
-            a: vec![0.0; TILE.rows * k],
-            b: vec![0.0; TILE.columns * k],
-            b_column_tile: None,
+            a: vec![0.0; TILE.rows * k.min(PANEL)],
+            b: vec![0.0; TILE.columns * k.min(PANEL)],
+            b_holds: None,
             c: vec![0.0; TILE.rows * TILE.columns],
             rounded: vec![E::zeroed(); TILE.columns],
         }
@@ -114,36 +118,44 @@ impl<'a, E: Element> Worker<'a, E> {
     /// # Safety
     /// As for [`Gemm`].
     unsafe fn multiply(&mut self, row_tile: &RowTile, column_tile: usize, columns: usize) {
-        let (k, rows) = (self.k, row_tile.rows as usize);
-        // SAFETY: the caller's promise.
-        unsafe {
-            widen_rows::<E>(self.params.a, self.params.lda, row_tile.row as usize, rows, k, &mut self.a);
-            if self.b_column_tile != Some(column_tile) {
-                let first = column_tile * TILE.columns;
-                widen_rows::<E>(self.params.b, self.params.ldb, first, columns, k, &mut self.b);
-                self.b_column_tile = Some(column_tile);
-            }
+        let (rows, first_row, first_column) =
+            (row_tile.rows as usize, row_tile.row as usize, column_tile * TILE.columns);
+        if self.k == 0 {
+            self.c.fill(0.0);
         }
-        let (row_pitch, column_pitch) = (k.cast_signed(), TILE.columns.cast_signed());
-        // SAFETY: `a` holds TILE.rows rows of k, `b` TILE.columns rows of k, `c` TILE.rows rows of TILE.columns;
-        // rows and columns are at most those.
-        unsafe {
-            matrixmultiply::sgemm(
-                rows,
-                k,
-                columns,
-                1.0,
-                self.a.as_ptr(),
-                row_pitch,
-                1,
-                self.b.as_ptr(),
-                1,
-                row_pitch,
-                0.0,
-                self.c.as_mut_ptr(),
-                column_pitch,
-                1,
-            );
+        for first in (0..self.k).step_by(PANEL) {
+            let depth = PANEL.min(self.k - first);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let GemmParams { a, lda, b, ldb, .. } = *self.params;
+                widen_rows::<E>(a, lda, first_row..first_row + rows, first..first + depth, &mut self.a);
+                if self.b_holds != Some((column_tile, first)) {
+                    let b_rows = first_column..first_column + columns;
+                    widen_rows::<E>(b, ldb, b_rows, first..first + depth, &mut self.b);
+                    self.b_holds = Some((column_tile, first));
+                }
+            }
+            let (row_pitch, column_pitch) = (depth.cast_signed(), TILE.columns.cast_signed());
+            // SAFETY: `a` holds TILE.rows rows of the panel's depth, `b` TILE.columns rows, `c` TILE.rows rows of
+            // TILE.columns; rows and columns are at most those.
+            unsafe {
+                matrixmultiply::sgemm(
+                    rows,
+                    depth,
+                    columns,
+                    1.0,
+                    self.a.as_ptr(),
+                    row_pitch,
+                    1,
+                    self.b.as_ptr(),
+                    1,
+                    row_pitch,
+                    if first == 0 { 0.0 } else { 1.0 },
+                    self.c.as_mut_ptr(),
+                    column_pitch,
+                    1,
+                );
+            }
         }
     }
 
@@ -172,21 +184,18 @@ impl<'a, E: Element> Worker<'a, E> {
 }
 
 /// # Safety
-/// `matrix` has `first + rows` rows of `k` elements, `pitch` elements apart; `to` has room for `rows` rows.
+/// `matrix` has the `rows` and `columns`, its rows `pitch` elements apart; `to` has room for all of them.
 unsafe fn widen_rows<E: Element>(
     matrix: Address,
     pitch: u64,
-    first: usize,
-    rows: usize,
-    k: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
     to: &mut [f32],
 ) {
-    if k == 0 {
-        return;
-    }
-    for (row, to) in (first..first + rows).zip(to.chunks_exact_mut(k)) {
+    for (row, to) in rows.zip(to.chunks_exact_mut(columns.len())) {
+        let first = row * pitch as usize + columns.start;
         // SAFETY: the caller's promise.
-        let from = unsafe { std::slice::from_raw_parts(matrix.as_ptr::<E>().add(row * pitch as usize), k) };
+        let from = unsafe { std::slice::from_raw_parts(matrix.as_ptr::<E>().add(first), columns.len()) };
         E::widen(from, to);
     }
 }

@@ -1,0 +1,16 @@
+//! Writing to standard output, which may be closed at any time.
+
+use crate::error::Error;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// Prints a line. A reader that has gone away wants no more of it: that is no error.
+pub(crate) fn print(line: impl Display) -> Result<(), Error> {
+    let mut stdout = std::io::stdout().lock();
+    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => {
+            other.map_err(|source| Error::File { action: "write", path: "standard output".into(), source })
+        }
+    }
+}
