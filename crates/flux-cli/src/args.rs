@@ -1,7 +1,7 @@
 //! What the command understands.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flux::{BackendChoice, Direction, Group, GroupConfig, PathPreference, Placement};
+use flux::{BackendChoice, Device, Direction, Group, GroupConfig, PathPreference, Placement};
 use std::path::PathBuf;
 
 /// Tensor-parallel communication hidden inside the GEMM, tile by tile.
@@ -37,6 +37,14 @@ pub(crate) struct GroupArguments {
 }
 
 impl GroupArguments {
+    /// How many GPUs a group could use.
+    pub(crate) fn gpus(&self) -> usize {
+        match self.backend {
+            BackendArgument::Host => 0,
+            BackendArgument::Auto | BackendArgument::Cuda => Device::cuda_count().unwrap_or(0),
+        }
+    }
+
     pub(crate) fn group(&self, ranks: usize) -> Result<Group, flux::Error> {
         let mut config = GroupConfig::default();
         config.backend = match self.backend {
@@ -72,9 +80,9 @@ enum PeerMemoryArgument {
 pub(crate) struct DemoArguments {
     #[command(flatten)]
     pub(crate) group: GroupArguments,
-    /// Ranks; every visible GPU is used, and ranks that outnumber them share.
-    #[arg(long, default_value_t = 4, value_name = "W", value_parser = parse_ranks)]
-    pub(crate) ranks: usize,
+    /// Ranks; by default 4, or one for each GPU if there are more. Ranks that outnumber the GPUs share them.
+    #[arg(long, value_name = "W", value_parser = parse_ranks)]
+    pub(crate) ranks: Option<usize>,
 }
 
 #[derive(Args)]

@@ -17,6 +17,8 @@ const HIDDEN: usize = 4096;
 const INNER: usize = 14_336;
 const TOKENS: usize = 8192;
 
+const DEFAULT_RANKS: usize = 4;
+
 /// On the host each extent is divided by this: the same shape, and seconds of work for a small machine.
 const HOST_SCALE: usize = 8;
 
@@ -44,7 +46,8 @@ struct Row {
 }
 
 pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
-    let group = arguments.group.group(arguments.ranks)?;
+    let ranks = arguments.ranks.unwrap_or_else(|| arguments.group.gpus().max(DEFAULT_RANKS));
+    let group = arguments.group.group(ranks)?;
     let scale = if group.backend() == Backend::Host { HOST_SCALE } else { 1 };
     let shape = Shape { tokens: TOKENS / scale, hidden: HIDDEN / scale, inner: INNER / scale };
     print(format_args!(
