@@ -157,7 +157,7 @@ fn wait_for(word: Address, epoch: u32) {
 #[test]
 fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
     for direction in DIRECTIONS {
-        let members = members(3, Duration::from_millis(200));
+        let members = members(3, Duration::from_secs(1));
         let spec =
             AllGatherSpec { signal_loss: Some(SignalLoss { from: 2, to: 1 }), ..gather_spec(direction, 4) };
         let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
@@ -174,7 +174,7 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
             }
         }
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
-        assert!(begin.elapsed() < Duration::from_secs(3));
+        assert!(begin.elapsed() < Duration::from_secs(10));
         let fault = members.faults[1].fault().unwrap();
         assert_eq!((fault.rank, fault.peer, fault.seen, fault.wanted), (1, 2, 0, 1));
         assert_eq!(members.faults[0].fault(), None);
