@@ -41,7 +41,7 @@ impl Chunks {
 
     /// How many signals the numbering spans.
     pub const fn signals(&self) -> usize {
-        self.signals_per_shard * self.shards.world_size()
+        self.signals_per_shard.saturating_mul(self.shards.world_size())
     }
 
     /// How many chunks `shard` is cut into.
@@ -58,7 +58,7 @@ impl Chunks {
 
     /// The number of the signal of chunk `index` of `shard`.
     pub const fn signal(&self, shard: usize, index: usize) -> usize {
-        shard * self.signals_per_shard + index
+        shard.saturating_mul(self.signals_per_shard).saturating_add(index)
     }
 
     /// The signals a row tile waits for: exactly those of the chunks that its rows touch.

@@ -102,7 +102,8 @@ impl TileOrder {
 
     /// Tiles in all.
     pub fn len(&self) -> usize {
-        self.shards_in_order().map(|shard| self.row_tiles_of(shard)).sum::<usize>() * self.column_tiles()
+        let row_tiles: usize = self.shards_in_order().map(|shard| self.row_tiles_of(shard)).sum();
+        row_tiles.saturating_mul(self.column_tiles())
     }
 
     /// Whether there is nothing to compute.
@@ -117,7 +118,7 @@ impl TileOrder {
             let range = this.shards.range(shard);
             (0..this.row_tiles_of(shard)).map(move |index| {
                 let begin = range.start + index * this.shape.rows;
-                RowTile { shard, index, rows: begin..(begin + this.shape.rows).min(range.end) }
+                RowTile { shard, index, rows: begin..begin.saturating_add(this.shape.rows).min(range.end) }
             })
         })
     }
@@ -198,6 +199,17 @@ mod tests {
             [6, 7, 0, 1, 2, 3, 4, 5]
         );
         assert_eq!(visited(TileOrder::all_gather(shards, 5, shape, 4).unwrap()), [5, 6, 7, 0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn the_largest_extents_do_not_overflow() {
+        let shape = TileShape { rows: usize::MAX, columns: usize::MAX };
+        let order = TileOrder::plain(usize::MAX, shape, usize::MAX).unwrap();
+        assert_eq!(order.row_tiles().next().unwrap().rows, 0..usize::MAX);
+        let tiny = TileOrder::plain(usize::MAX, TileShape { rows: 1, columns: 1 }, usize::MAX).unwrap();
+        assert_eq!((order.len(), tiny.len()), (1, usize::MAX));
+        let chunks = Chunks::new(Shards::new(usize::MAX, 3).unwrap(), 1).unwrap();
+        assert!(chunks.signals() >= usize::MAX - 1 && chunks.signal(usize::MAX, 7) == usize::MAX);
     }
 
     #[test]

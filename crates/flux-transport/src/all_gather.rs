@@ -76,10 +76,13 @@ impl AllGather {
         let gathered = allocate(spec.max_rows, gathered_in)?;
         let shard_rows = largest.shards().max_rows();
         let outbox = through_host.then(|| allocate(shard_rows, spec.placement)).transpose()?;
-        let words = |row: usize| PeerWords { first: largest.signals() + row * world_size };
+        let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
-        let signals =
-            SymmetricSignals::allocate(devices, largest.signals() + 3 * world_size, spec.placement)?;
+        let signals = SymmetricSignals::allocate(
+            devices,
+            largest.signals().saturating_add(3 * world_size),
+            spec.placement,
+        )?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let ranks = Link::all(members)?
             .into_iter()

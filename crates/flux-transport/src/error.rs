@@ -18,6 +18,18 @@ pub enum Error {
         /// Ranks run from 0 to this, exclusive.
         world_size: usize,
     },
+    /// A member lacks a part.
+    #[error(
+        "{devices} devices, {logs} fault logs and {events} events are no members; give each rank one of each"
+    )]
+    IncompleteMembers {
+        /// Devices given.
+        devices: usize,
+        /// Fault logs given.
+        logs: usize,
+        /// Events given.
+        events: usize,
+    },
     /// More rows than the buffers were made for.
     #[error(
         "{rows} rows are more than the {max_rows} that the buffers were made for; build the op for more rows"

@@ -59,6 +59,11 @@ impl Link {
     }
 
     pub(crate) fn all(members: &Members) -> Result<Vec<Self>> {
+        let devices = members.devices.len();
+        if members.faults.len() != devices || members.last_calls.len() != devices {
+            let (logs, events) = (members.faults.len(), members.last_calls.len());
+            return Err(Error::IncompleteMembers { devices, logs, events });
+        }
         members
             .devices
             .iter()

@@ -85,9 +85,14 @@ impl Scatter {
         };
         let slots = allocate(world_size.saturating_mul(slot_rows))?;
         let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
-        let words = |row: usize| PeerWords { first: (spec.tiles + row) * world_size };
+        let words =
+            |row: usize| PeerWords { first: spec.tiles.saturating_add(row).saturating_mul(world_size) };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
-        let signals = SymmetricSignals::allocate(devices, (spec.tiles + 4) * world_size, spec.placement)?;
+        let signals = SymmetricSignals::allocate(
+            devices,
+            spec.tiles.saturating_add(4).saturating_mul(world_size),
+            spec.placement,
+        )?;
         let lost_tiles = if spec.signal_loss.is_some() { spec.tiles } else { 0 };
         let lost = SymmetricSignals::allocate(devices, lost_tiles, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };

@@ -193,6 +193,13 @@ fn bad_arguments_are_errors() {
         assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
     }
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));
+    let huge = AllGatherSpec { max_rows: usize::MAX, ..gather_spec(Direction::Push, 1) };
+    assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
+    let huge = ScatterSpec { tiles: usize::MAX, ..scatter_spec(Direction::Push, 1) };
+    assert!(matches!(Scatter::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
+    let short = Members { faults: Vec::new(), ..members.clone() };
+    let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(Direction::Push, 4));
+    assert!(matches!(incomplete, Err(Error::IncompleteMembers { devices: 2, logs: 0, .. })));
     let no_rows = gather_spec(Direction::Push, 0);
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, no_rows), Err(Error::Swizzle(_))));
 }
