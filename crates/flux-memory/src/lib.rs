@@ -9,6 +9,7 @@ pub mod host;
 mod signal;
 mod stream;
 mod symmetric;
+mod timer;
 mod wait;
 mod watchdog;
 
@@ -19,6 +20,7 @@ pub use error::Error;
 pub use signal::reached;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
+pub use timer::Timer;
 pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
 
 /// The result of everything here that can fail.

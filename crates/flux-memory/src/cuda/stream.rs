@@ -1,7 +1,7 @@
 //! Streams and events of the CUDA backend.
 
 use super::{CudaDevice, check, driver_error};
-use crate::{Address, Result, WaitPoint};
+use crate::{Address, Error, Result, WaitPoint};
 use cudarc::driver::sys::{
     self, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamBatchMemOpType,
 };
@@ -232,7 +232,7 @@ impl Drop for CudaStream {
     }
 }
 
-/// An event of a GPU, without timing.
+/// An event of a GPU; without timing, unless it was made for that.
 #[derive(Debug)]
 pub struct CudaEvent {
     device: Arc<CudaDevice>,
@@ -246,8 +246,17 @@ unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
     pub(crate) fn new(device: &Arc<CudaDevice>) -> Result<Self> {
+        Self::with_flags(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// An event that knows when it was reached.
+    pub(crate) fn timed(device: &Arc<CudaDevice>) -> Result<Self> {
+        Self::with_flags(device, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(device: &Arc<CudaDevice>, flags: sys::CUevent_flags) -> Result<Self> {
         device.bind()?;
-        let raw = cudarc::driver::result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        let raw = cudarc::driver::result::event::create(flags)
             .map_err(|error| driver_error("cuEventCreate", error))?;
         Ok(Self { device: Arc::clone(device), raw })
     }
@@ -256,6 +265,26 @@ impl CudaEvent {
         self.device.bind()?;
         // SAFETY: the handle is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// From `begin` to this event, both [`CudaEvent::timed`], of one device, and passed by its streams.
+    pub(crate) fn since(&self, begin: &CudaEvent) -> Result<Duration> {
+        // Not through cudarc: built for CUDA 13, it calls a newer function of the same signature, which drivers before 570
+        // lack; this one every driver has.
+        type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+        let missing = |error: libloading::Error| Error::NoCudaDriver {
+            library: super::LIBRARY,
+            reason: error.to_string(),
+        };
+        self.device.bind()?;
+        // SAFETY: loading the driver's library again runs nothing.
+        let driver = unsafe { libloading::Library::new(super::LIBRARY) }.map_err(missing)?;
+        // SAFETY: the driver's function of this name has this type.
+        let elapsed_time = unsafe { driver.get::<ElapsedTime>(c"cuEventElapsedTime") }.map_err(missing)?;
+        let mut milliseconds = 0.0;
+        // SAFETY: a valid place for the result, and live events.
+        check("cuEventElapsedTime", unsafe { elapsed_time(&raw mut milliseconds, begin.raw, self.raw) })?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
     }
 }
 
