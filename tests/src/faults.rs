@@ -20,11 +20,11 @@ fn group(backend: BackendChoice, signal_loss: Option<SignalLoss>) -> Group {
     Group::local_with(4, config).unwrap()
 }
 
-/// Loses the signals from rank 3 to rank 1, in both operations, fused and unfused, pushed and pulled.
+/// Loses the signals from rank 3 to rank 1, in both operations, in every way, pushed and pulled.
 pub fn check_lost_signals(backend: BackendChoice) {
     let (m, n, k) = (300, 130, 40);
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
-    for path in [PathPreference::Fused, PathPreference::Unfused] {
+    for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.direction) = (path, direction);

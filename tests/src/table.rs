@@ -36,8 +36,11 @@ pub const CASES: [Case; 7] = [
 /// Nothing to do, and less than one element for each rank.
 pub const EDGES: [Case; 4] = [case(0, 16, 16, 3), case(5, 2, 16, 4), case(9, 16, 2, 4), case(3, 1, 1, 1)];
 
-const WAYS: [(PathPreference, Path); 2] =
-    [(PathPreference::Fused, Path::Fused), (PathPreference::Unfused, Path::Unfused)];
+const WAYS: [(PathPreference, Path); 3] = [
+    (PathPreference::Fused, Path::Fused),
+    (PathPreference::Unfused, Path::Unfused),
+    (PathPreference::Chunked, Path::Chunked),
+];
 
 const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
 
@@ -48,8 +51,8 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Checks `case` with both operations, both element types, normal data and integers, fused and unfused, push and pull,
-/// and all chunk sizes. `group` makes a group of that many ranks.
+/// Checks `case` with both operations, both element types, normal data and integers, every way, push and pull, and all
+/// chunk sizes. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
@@ -93,7 +96,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
     }
 }
 
-/// Checks that fused and unfused GEMM+ReduceScatter give the same bits, `runs` times over, and that so does
+/// Checks that all ways of GEMM+ReduceScatter give the same bits, `runs` times over, and that so does
 /// AllGather+GEMM; one operation makes all its calls, with other numbers of rows in between.
 pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;

@@ -60,6 +60,8 @@ struct Rank {
     /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
     may_overwrite: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
+    /// Per peer: its whole shard.
+    shard_arrived: Vec<Arc<WaitPoint>>,
 }
 
 impl AllGather {
@@ -99,6 +101,9 @@ impl AllGather {
                         .collect::<Result<_>>()?,
                     may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
+                    shard_arrived: (0..world_size)
+                        .map(|peer| arrived.wait_point(&signals, log, spec.op, rank, std::iter::once(peer)))
+                        .collect::<Result<_>>()?,
                 })
             })
             .collect::<Result<_>>()?;
@@ -288,6 +293,17 @@ impl AllGather {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: the signals belong to this op.
         unsafe { compute.wait_values(&self.ranks[rank].all_arrived, epoch) }.map_err(Error::from)
+    }
+
+    /// `compute` goes on only when the shard of `peer`, another rank, of call `epoch` has arrived at `rank`.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub unsafe fn wait_for(&self, rank: usize, peer: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        check_rank(peer, self.ranks.len())?;
+        // SAFETY: the signals belong to this op.
+        unsafe { compute.wait_values(&self.ranks[rank].shard_arrived[peer], epoch) }.map_err(Error::from)
     }
 
     /// `compute` has enqueued its last reader of call `epoch`: the peers may overwrite `rank`'s gathered rows after it.

@@ -2,9 +2,9 @@
 //! slot of its own, so that the owner can sum them in rank order.
 //!
 //! Slots are filled in one of two ways: a GEMM writes its tiles straight into [`Scatter::slot`] and raises
-//! [`Scatter::tile_signals`]; or the GEMM writes to [`Scatter::partial`] and [`Scatter::stage`]
-//! and [`Scatter::transfer`] move the rows. Then the
-//! owner sums its slots, and [`Scatter::release`] lets the sources overwrite them.
+//! [`Scatter::tile_signals`]; or GEMMs write to [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`]
+//! move the rows, or [`Scatter::stage_shard`] and [`Scatter::transfer_rest`], destination by destination. Then the owner
+//! sums its slots, and [`Scatter::release`] lets the sources overwrite them.
 
 use crate::link::{Link, PeerWords, check_rank};
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
@@ -205,33 +205,90 @@ impl Scatter {
     pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         let world_size = self.ranks.len();
         check_rank(rank, world_size)?;
+        let push = self.spec.direction == Direction::Push;
+        for step in 1..=world_size {
+            // Sending from rank + 1 on, around to itself, and receiving in the order in which that sends: in every step
+            // each rank is sent to by exactly one other.
+            let peer = (if push { rank + step } else { rank + world_size - step }) % world_size;
+            // SAFETY: the caller's promise.
+            unsafe { self.transfer_with(rank, peer, epoch, rows)? };
+        }
+        let link = &self.ranks[rank].link;
+        link.end()?;
+        link.join(compute)
+    }
+
+    /// `rank`'s partial rows of call `epoch` for `destination` are complete on `compute`. If pushing, they are moved, however
+    /// much `compute` does before the other rows are complete; else `destination` may fetch them. Once for each
+    /// destination, in place of [`Scatter::stage`].
+    ///
+    /// # Safety
+    /// As for [`Scatter::begin`].
+    pub unsafe fn stage_shard(
+        &self,
+        rank: usize,
+        destination: usize,
+        epoch: u32,
+        rows: usize,
+        compute: &Stream,
+    ) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        check_rank(destination, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        // SAFETY: the signals belong to this op; the rest is the caller's promise.
+        unsafe {
+            if self.spec.direction == Direction::Push {
+                state.link.fork(compute)?;
+                return self.transfer_with(rank, destination, epoch, rows);
+            }
+            state.last_pull.store(u64::from(epoch), Ordering::Relaxed);
+            self.ready.raise(&self.signals, compute, rank, std::iter::once(destination), epoch)
+        }
+    }
+
+    /// Moves what [`Scatter::stage_shard`] has not moved yet. In place of [`Scatter::transfer`].
+    ///
+    /// # Safety
+    /// As for [`Scatter::begin`].
+    pub unsafe fn transfer_rest(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
+        if self.spec.direction == Direction::Pull {
+            // SAFETY: the caller's promise.
+            return unsafe { self.transfer(rank, epoch, rows, compute) };
+        }
+        check_rank(rank, self.ranks.len())?;
+        let link = &self.ranks[rank].link;
+        link.end()?;
+        link.join(compute)
+    }
+
+    /// Moves `rank`'s rows to `peer` if pushing, `peer`'s rows to `rank` if pulling, on `rank`'s transfer stream.
+    ///
+    /// # Safety
+    /// As for [`Scatter::begin`].
+    unsafe fn transfer_with(&self, rank: usize, peer: usize, epoch: u32, rows: usize) -> Result<()> {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = Chunks::new(Shards::new(rows, world_size)?, self.spec.chunk_rows)?;
+        let chunks = Chunks::new(Shards::new(rows, self.ranks.len())?, self.spec.chunk_rows)?;
         let state = &self.ranks[rank];
         let transfers = &state.link.transfers;
         let push = self.spec.direction == Direction::Push;
-        // From rank + 1 on, around to itself: in every step each rank is sent to by exactly one other.
-        for peer in (1..=world_size).map(|step| (rank + step) % world_size) {
-            let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
-            let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
-            // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the
-            // acknowledgements keep the peers' accesses apart.
-            unsafe {
-                transfers.wait_values(&state.may_move[peer], wanted)?;
-                self.move_rows(source, owner, &chunks, transfers, epoch)?;
-                if !self.is_lost(source, owner) {
-                    let owner = std::iter::once(owner);
-                    self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
-                }
-                if !push {
-                    self.pulled.raise(&self.signals, transfers, rank, std::iter::once(peer), epoch)?;
-                }
+        let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
+        let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
+        // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the acknowledgements keep
+        // the peers' accesses apart.
+        unsafe {
+            transfers.wait_values(&state.may_move[peer], wanted)?;
+            self.move_rows(source, owner, &chunks, transfers, epoch)?;
+            if !self.is_lost(source, owner) {
+                let owner = std::iter::once(owner);
+                self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
+            }
+            if !push {
+                self.pulled.raise(&self.signals, transfers, rank, std::iter::once(peer), epoch)?;
             }
         }
-        state.link.end()?;
-        state.link.join(compute)
+        Ok(())
     }
 
     /// # Safety

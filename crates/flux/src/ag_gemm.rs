@@ -10,7 +10,7 @@ use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables};
 use flux_memory::{Address, Stream};
-use flux_swizzle::{Shards, TileOrder, TileShape};
+use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
@@ -187,11 +187,15 @@ impl Phased for AgGemm {
                 (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
                 (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
                 (Phase::Finish, _) => {
-                    if path == Path::Unfused {
+                    let gathered = self.gather.gathered(rank);
+                    if matches!(path, Path::Unfused | Path::CommunicationOnly) {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
-                    let gathered = self.gather.gathered(rank);
-                    self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
+                    match path {
+                        Path::CommunicationOnly => {}
+                        Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
+                        _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
+                    }
                     Ok(self.gather.release(rank, epoch, stream)?)
                 }
             }
@@ -200,6 +204,35 @@ impl Phased for AgGemm {
 }
 
 impl AgGemm {
+    /// A GEMM for each shard: the rank's own, then the peers' in the order of their arrival, each when it has arrived.
+    ///
+    /// # Safety
+    /// As for [`AgGemm::enqueue`].
+    unsafe fn launch_by_shard(
+        &self,
+        rank: usize,
+        epoch: u32,
+        call: &AgGemmCall,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
+        let gathered = Matrix::contiguous(self.gather.gathered(rank), self.spec.k);
+        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+            let rows = self.rows(shard, call.m);
+            let part = AgGemmCall { m: rows.len(), c: call.c.rows_from(rows.start, dtype), ..*call };
+            let a = gathered.rows_from(rows.start, dtype).address;
+            // SAFETY: the caller's promise, for these rows.
+            unsafe {
+                if shard != rank {
+                    self.gather.wait_for(rank, shard, epoch, stream)?;
+                }
+                self.launch(rank, epoch, &part, a, Path::Chunked, schedules, stream)?;
+            }
+        }
+        Ok(())
+    }
+
     /// # Safety
     /// As for [`AgGemm::enqueue`].
     #[allow(clippy::too_many_arguments)]

@@ -51,6 +51,11 @@ impl Matrix {
         Self { address, pitch: columns }
     }
 
+    /// The same matrix from `row` on.
+    pub(crate) const fn rows_from(self, row: usize, dtype: DType) -> Self {
+        Self { address: self.address.add(row * self.pitch * dtype.bytes()), ..self }
+    }
+
     pub(crate) fn check(&self, name: &'static str, rows: usize, columns: usize, dtype: DType) -> Result<()> {
         let bad = |reason: String| Err(Error::BadMatrix { name, reason });
         if rows == 0 || columns == 0 {

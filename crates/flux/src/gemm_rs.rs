@@ -218,13 +218,22 @@ impl Phased for GemmRs {
                 (Phase::Begin, _) => {
                     self.scatter.begin(rank, stream)?;
                     let partial = Matrix::contiguous(self.scatter.partial(rank), self.pitch);
-                    self.launch(rank, epoch, call, partial, path, schedules, stream)?;
-                    if path == Path::Unfused {
+                    match path {
+                        Path::CommunicationOnly => {}
+                        Path::Chunked => {
+                            return self.launch_by_shard(rank, epoch, call, partial, schedules, stream);
+                        }
+                        _ => self.launch(rank, epoch, call, partial, path, schedules, stream)?,
+                    }
+                    if path != Path::Fused {
                         self.scatter.stage(rank, epoch, stream)?;
                     }
                     Ok(())
                 }
                 (Phase::Transfer, Path::Fused) => Ok(()),
+                (Phase::Transfer, Path::Chunked) => {
+                    Ok(self.scatter.transfer_rest(rank, epoch, call.m, stream)?)
+                }
                 (Phase::Transfer, _) => Ok(self.scatter.transfer(rank, epoch, call.m, stream)?),
                 (Phase::Finish, _) => {
                     self.sum(rank, epoch, call, path, stream)?;
@@ -236,6 +245,33 @@ impl Phased for GemmRs {
 }
 
 impl GemmRs {
+    /// A GEMM for each destination, from the next rank around to this one, each followed by its transfer.
+    ///
+    /// # Safety
+    /// As for [`GemmRs::enqueue`].
+    unsafe fn launch_by_shard(
+        &self,
+        rank: usize,
+        epoch: u32,
+        call: &GemmRsCall,
+        partial: Matrix,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
+        for destination in (1..=world_size).map(|step| (rank + step) % world_size) {
+            let rows = self.rows(destination, call.m);
+            let part = GemmRsCall { m: rows.len(), a: call.a.rows_from(rows.start, dtype), ..*call };
+            let partial = partial.rows_from(rows.start, dtype);
+            // SAFETY: the caller's promise, for these rows.
+            unsafe {
+                self.launch(rank, epoch, &part, partial, Path::Chunked, schedules, stream)?;
+                self.scatter.stage_shard(rank, destination, epoch, call.m, stream)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The GEMM: into the owners' slots if fused (of `c`, only the pitch counts), else into `c`.
     ///
     /// # Safety

@@ -16,7 +16,7 @@ pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
 pub use error::Error;
 pub use flux_launch::{DType, Element};
-pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream};
+pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
 pub use flux_swizzle::{Shards, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_rs::{GemmRs, GemmRsCall};

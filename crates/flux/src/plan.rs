@@ -16,6 +16,11 @@ pub enum PathPreference {
     Fused,
     /// One after the other, whatever the size.
     Unfused,
+    /// One GEMM for each shard, overlapped with the other shards' communication, whatever the size: the usual way to
+    /// overlap, here to compare with.
+    Chunked,
+    /// The communication without the GEMM, to measure it: C is not the product.
+    CommunicationOnly,
 }
 
 /// What a call did.
@@ -25,6 +30,10 @@ pub enum Path {
     Fused,
     /// GEMM and communication one after the other.
     Unfused,
+    /// A GEMM for each shard, when the shard had arrived, or before it was sent.
+    Chunked,
+    /// No GEMM.
+    CommunicationOnly,
     /// There was nothing to communicate.
     Local,
 }
@@ -34,6 +43,8 @@ impl std::fmt::Display for Path {
         f.write_str(match self {
             Path::Fused => "fused",
             Path::Unfused => "unfused",
+            Path::Chunked => "chunked",
+            Path::CommunicationOnly => "communication only",
             Path::Local => "local",
         })
     }
@@ -54,6 +65,8 @@ pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShap
     let (path, why) = match preference {
         PathPreference::Fused => (Path::Fused, "as asked"),
         PathPreference::Unfused => (Path::Unfused, "as asked"),
+        PathPreference::Chunked => (Path::Chunked, "as asked"),
+        PathPreference::CommunicationOnly => (Path::CommunicationOnly, "as asked"),
         PathPreference::Auto if shards.world_size() == 1 => {
             (Path::Local, "one rank has nothing to communicate")
         }
