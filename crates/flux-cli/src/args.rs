@@ -1,5 +1,6 @@
 //! What the command understands.
 
+use crate::bench::BenchArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{BackendChoice, Device, Direction, Group, GroupConfig, PathPreference, Placement};
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Runs one operation on matrices from a file.
     Run(RunArguments),
+    /// Measures an operation beside its parts, its alternatives, and cuBLAS.
+    Bench(BenchArguments),
     /// Shows the GPUs and what connects them.
     Topo(TopoArguments),
 }
@@ -128,6 +131,7 @@ pub(crate) enum PathArgument {
     Auto,
     Fused,
     Unfused,
+    Chunked,
 }
 
 impl From<PathArgument> for PathPreference {
@@ -136,6 +140,7 @@ impl From<PathArgument> for PathPreference {
             PathArgument::Auto => PathPreference::Auto,
             PathArgument::Fused => PathPreference::Fused,
             PathArgument::Unfused => PathPreference::Unfused,
+            PathArgument::Chunked => PathPreference::Chunked,
         }
     }
 }
@@ -168,7 +173,7 @@ pub(crate) struct TopoArguments {
     pub(crate) preset: Option<String>,
 }
 
-fn parse_ranks(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("a group has at least one rank".into()),
         Ok(ranks) if ranks > 1024 => Err("at most 1024 ranks".into()),
@@ -177,7 +182,7 @@ fn parse_ranks(text: &str) -> Result<usize, String> {
     }
 }
 
-fn parse_chunk_rows(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_chunk_rows(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("a chunk has at least one row".into()),
         Ok(rows) => Ok(rows),

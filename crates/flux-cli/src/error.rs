@@ -23,6 +23,21 @@ pub(crate) enum Error {
     NotAMatrix { name: &'static str, shape: Vec<usize> },
     #[error("`a` {a:?} and `b` {b:?} differ in K, their second dimension; both must have the same")]
     DifferentDepths { a: [usize; 2], b: [usize; 2] },
+    #[error(
+        "{contender} is wrong for {shape}: it is off by {error:.2e} of the norm, where {bound:.0e} is allowed"
+    )]
+    WrongResult { contender: &'static str, shape: String, error: f64, bound: f64 },
+    #[error("{op} runs on one rank, not on {ranks}; leave --ranks out")]
+    OneRankOnly { op: &'static str, ranks: usize },
+    #[error("cuBLASLt runs on GPUs, and this is the host backend; use --against none")]
+    CublasOnHost,
+    #[error(
+        "cannot load libcublasLt.so, which the plain GEMM is measured beside; install cuBLAS and put its folder into \
+         LD_LIBRARY_PATH, or use --against none"
+    )]
+    NoCublas,
+    #[error("cuBLASLt: {call} failed: {status}; use --against none to measure without it")]
+    Cublas { call: &'static str, status: String },
     #[error("{wrong} of {all} results are wrong")]
     Wrong { wrong: usize, all: usize },
 }
@@ -31,6 +46,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Error::Wrong { .. }
+            | Error::WrongResult { .. }
             | Error::Flux(flux::Error::WaitExpired { .. } | flux::Error::WroteOutside { .. }) => 1,
             _ => 2,
         }

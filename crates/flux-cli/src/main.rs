@@ -3,9 +3,11 @@
 //! Exit code 0: done, and right. 1: something ran and is wrong. 2: it could not run; one line says what to do.
 
 mod args;
+mod bench;
 mod data;
 mod demo;
 mod error;
+mod files;
 mod output;
 mod run;
 mod tensors;
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         args::Command::Demo(arguments) => demo::run(&arguments),
         args::Command::Run(arguments) => run::run(&arguments),
+        args::Command::Bench(arguments) => bench::run(&arguments),
         args::Command::Topo(arguments) => topo::run(&arguments),
     };
     match result {

@@ -2,6 +2,7 @@
 
 use crate::args::{OpArgument, ReportArgument, RunArguments};
 use crate::error::Error;
+use crate::files;
 use crate::output::print;
 use crate::tensors::{self, Operands};
 use flux::{AgGemm, DType, Element, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
     let operands = Operands::read(&arguments.input)?;
-    tensors::check_writable(&arguments.output)?;
+    files::check_writable(&arguments.output)?;
     let group = arguments.group.group(arguments.ranks)?;
     match operands.dtype {
         DType::Bf16 => multiply::<bf16>(arguments, &operands, &group),

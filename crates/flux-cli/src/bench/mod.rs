@@ -1,0 +1,235 @@
+//! `flux bench`: how long the plain GEMM, the communication, and the ways to put them together take, side by side.
+
+mod arguments;
+mod cublas;
+mod machine;
+mod measure;
+mod operands;
+mod plot;
+mod report;
+mod shapes;
+mod svg;
+
+pub(crate) use arguments::BenchArguments;
+
+use crate::error::Error;
+use crate::files;
+use crate::output::print;
+use arguments::{Against, BenchOp, DTypeArgument, FormatArgument};
+use cublas::{Cublas, Multiplication};
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+use flux::{AgGemm, Backend, DType, Direction, Element, Group, OpSpec, Operation, PathPreference, Placement};
+use half::{bf16, f16};
+use indicatif::{ProgressBar, ProgressStyle};
+use machine::Machine;
+use measure::{Clock, Contender, Protocol, interleaved};
+use operands::{Expected, Operands, Values, devices};
+use report::{Report, Role, Row};
+use shapes::Shape;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// As for `flux demo`.
+const DEFAULT_RANKS: usize = 4;
+
+/// The ways that are compared, and the communication that they hide.
+const WAYS: [(Role, PathPreference); 4] = [
+    (Role::Communication, PathPreference::CommunicationOnly),
+    (Role::Unfused, PathPreference::Unfused),
+    (Role::Chunked, PathPreference::Chunked),
+    (Role::Fused, PathPreference::Fused),
+];
+
+/// Copies of the operands come to twice the L2 cache, which is at least this large; but there are at most so many.
+const LEAST_L2_BYTES: usize = 60_000_000;
+const MAX_COPIES: usize = 8;
+
+pub(crate) fn run(arguments: &BenchArguments) -> Result<(), Error> {
+    let files = arguments.save.as_ref().map(|folder| [folder.join("bench.json"), folder.join("bench.svg")]);
+    if let (Some(folder), Some(files)) = (&arguments.save, &files) {
+        let unwritable = |source| Error::File { action: "write", path: folder.clone(), source };
+        std::fs::create_dir_all(folder).map_err(unwritable)?;
+        files.iter().try_for_each(|file| files::check_writable(file))?;
+    }
+    let report = match arguments.dtype {
+        DTypeArgument::Bf16 => Bench::<bf16>::new(arguments)?.measure()?,
+        DTypeArgument::F16 => Bench::<f16>::new(arguments)?.measure()?,
+    };
+    match arguments.format {
+        FormatArgument::Table => print(report.table())?,
+        FormatArgument::Json => print(format_args!("{:#}", report.json()))?,
+    }
+    files.map_or(Ok(()), |files| save(&report, &files))
+}
+
+fn save(report: &Report, [json, svg]: &[PathBuf; 2]) -> Result<(), Error> {
+    files::replace(json, format!("{:#}\n", report.json()).as_bytes())?;
+    files::replace(svg, plot::draw(report).as_bytes())
+}
+
+/// Everything that stays the same from shape to shape.
+struct Bench<'a, E> {
+    arguments: &'a BenchArguments,
+    op: BenchOp,
+    group: Group,
+    /// One rank, for the plain GEMM.
+    solo: Group,
+    /// Ranks that share a device, at most.
+    sharing: usize,
+    shapes: Vec<Shape>,
+    direction: Direction,
+    cublas: Option<Cublas>,
+    protocol: Protocol,
+    cold_bytes: usize,
+    a: Values<E>,
+    b: Values<E>,
+}
+
+impl<'a, E: Element> Bench<'a, E> {
+    fn new(arguments: &'a BenchArguments) -> Result<Self, Error> {
+        let op = arguments.op;
+        let ranks = match (op.communicates(), arguments.ranks) {
+            (true, Some(ranks)) => ranks,
+            (true, None) => arguments.group.gpus().max(DEFAULT_RANKS),
+            (false, None | Some(1)) => 1,
+            (false, Some(ranks)) => return Err(Error::OneRankOnly { op: op.name(), ranks }),
+        };
+        let solo = arguments.group.group(1)?;
+        let on_gpus = solo.backend() == Backend::Cuda;
+        let against = arguments.against.unwrap_or(if on_gpus { Against::Cublas } else { Against::None });
+        let cublas = match against {
+            Against::Cublas => Some(Cublas::open(solo.device(0)?)?),
+            Against::None => None,
+        };
+        let group = if ranks == 1 { solo.clone() } else { arguments.group.group(ranks)? };
+        let sharing = ranks.div_ceil(devices(&group)?);
+        let shapes = match &arguments.shapes[..] {
+            [] => shapes::default(op, &arguments.m, !on_gpus),
+            some => some.to_vec(),
+        };
+        let through_host = group.config().peer_memory == Placement::PinnedHost;
+        let default_direction = if through_host { Direction::Pull } else { Direction::Push };
+        let l2_bytes = |gpu: &flux::Device| {
+            let bytes = gpu.as_cuda().and_then(|gpu| gpu.attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).ok());
+            bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0).max(LEAST_L2_BYTES)
+        };
+        let several = ranks > 1;
+        let protocol = Protocol {
+            samples: arguments.samples.unwrap_or(if on_gpus { 15 } else { 5 }),
+            rest: Duration::from_millis(arguments.rest_ms.unwrap_or(if on_gpus { 60 } else { 0 })),
+            clock: if several { Clock::Host } else { Clock::Device },
+            warm_up: on_gpus,
+            // By the host's clock a sample also holds one launch and one synchronisation: they must not matter.
+            sample_time: Duration::from_millis(if several && on_gpus { 5 } else { 2 }),
+            min_calls: if several && on_gpus { 4 } else { 1 },
+        };
+        let largest = |extents: fn(Shape) -> usize| {
+            shapes.iter().map(|&shape| extents(op.whole(shape, ranks))).max().unwrap_or(0)
+        };
+        Ok(Self {
+            arguments,
+            op,
+            sharing,
+            direction: arguments.transfer.map_or(default_direction, Direction::from),
+            cublas,
+            protocol,
+            cold_bytes: if on_gpus { 2 * l2_bytes(solo.device(0)?) } else { 0 },
+            a: Values::new(largest(|Shape { m, k, .. }| m.saturating_mul(k)), 1),
+            b: Values::new(largest(|Shape { n, k, .. }| n.saturating_mul(k)), 2),
+            shapes,
+            group,
+            solo,
+        })
+    }
+
+    fn measure(self) -> Result<Report, Error> {
+        let contenders =
+            1 + usize::from(self.cublas.is_some()) + if self.op.communicates() { WAYS.len() } else { 0 };
+        let bar = ProgressBar::new((self.shapes.len() * contenders * self.protocol.samples) as u64);
+        bar.set_style(
+            ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")
+                .unwrap_or(ProgressStyle::default_bar()),
+        );
+        let mut rows = Vec::with_capacity(self.shapes.len());
+        for (index, &shape) in self.shapes.iter().enumerate() {
+            bar.set_message(format!("{}: {shape}", self.op.name()));
+            rows.push(self.shape(shape, &bar)?);
+            bar.set_position(((index + 1) * contenders * self.protocol.samples) as u64);
+        }
+        bar.finish_and_clear();
+        Ok(Report {
+            op: self.op,
+            dtype: E::DTYPE,
+            machine: Machine::of(&self.group)?,
+            direction: self.direction,
+            chunk_rows: self.arguments.chunk_rows,
+            against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
+            cublas_version: self.cublas.as_ref().map(|_| Cublas::version()),
+            protocol: self.protocol,
+            command: std::env::args().skip(1).fold("flux".into(), |line, word| line + " " + &word),
+            group: self.group,
+            rows,
+        })
+    }
+
+    /// All contenders of one shape: first verified, then timed.
+    fn shape(&self, shape: Shape, bar: &ProgressBar) -> Result<Row, Error> {
+        let gemm = self.op.whole(shape, self.sharing);
+        let whole = self.op.whole(shape, self.group.world_size());
+        let solo_op = AgGemm::new(&self.solo, OpSpec::new(gemm.n, gemm.k, gemm.m, E::DTYPE))?;
+        let solo = self.place(&self.solo, &solo_op, gemm)?;
+        let operands;
+        let expected = Expected::new(&self.a, &self.b, gemm);
+        let ours = Contender::flux(Role::Gemm, Box::new(solo_op), &solo)?;
+        let mut contenders = vec![verified(ours, &expected, shape)?];
+        if let Some(cublas) = &self.cublas {
+            let (matrices, stream) = (solo.matrices(0), solo.first_stream());
+            let theirs = Multiplication::fastest(cublas, gemm, E::DTYPE, &matrices[0], stream)?;
+            if let Some(theirs) = theirs {
+                contenders.push(verified(Contender::cublas(theirs, &solo)?, &expected, shape)?);
+            }
+        }
+        if self.op.communicates() {
+            let expected = if whole == gemm { expected } else { Expected::new(&self.a, &self.b, whole) };
+            let build = |path| {
+                let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
+                (spec.path, spec.direction) = (path, self.direction);
+                spec.chunk_rows = self.arguments.chunk_rows;
+                self.op.build(&self.group, spec)
+            };
+            operands = self.place(&self.group, &*build(PathPreference::Fused)?, whole)?;
+            for (role, path) in WAYS {
+                let way = Contender::flux(role, build(path)?, &operands)?;
+                contenders.push(verified(way, &expected, shape)?);
+            }
+        }
+        let measured = interleaved(&contenders, &self.protocol, bar)?;
+        let measured = contenders.iter().map(|contender| contender.role).zip(measured).collect();
+        Ok(Row { shape, gemm, whole, measured })
+    }
+
+    fn place(&self, group: &Group, op: &dyn Operation, shape: Shape) -> Result<Operands<E>, Error> {
+        Operands::place(group, op, (&self.a, &self.b, shape), self.cold_bytes, MAX_COPIES)
+    }
+}
+
+/// Makes a contender's first call, and checks its result, if it has one.
+fn verified<'a, E: Element>(
+    mut contender: Contender<'a, E>,
+    expected: &Expected,
+    shape: Shape,
+) -> Result<Contender<'a, E>, Error> {
+    if contender.role == Role::Communication {
+        return Ok(contender);
+    }
+    let error = contender.verify(expected)?;
+    let bound = match E::DTYPE {
+        DType::Bf16 => 4e-3,
+        DType::F16 => 6e-4,
+    };
+    if error.is_nan() || error >= bound {
+        let (contender, shape) = (contender.role.name(), shape.to_string());
+        return Err(Error::WrongResult { contender, shape, error, bound });
+    }
+    Ok(contender)
+}

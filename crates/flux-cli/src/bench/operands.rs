@@ -1,0 +1,271 @@
+//! Matrices on the ranks' devices, several copies of each, and what their product must be.
+
+use crate::bench::shapes::Shape;
+use crate::data::{normal, widen};
+use crate::error::Error;
+use flux::{Buffer, Element, Group, Matrix, Operation, Part, PathChoice, Placement, Stream};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// How many different numbers a matrix has at most. A prime, so that no two rows are alike: longer ones repeat them.
+const DISTINCT: usize = 16_777_259;
+
+/// Elements that are uploaded at a time.
+const BLOCK: usize = 1 << 22;
+
+/// How many entries of a result are checked.
+const ENTRIES: usize = 2000;
+
+/// A row-major matrix of standard normal numbers, made for as many elements as are needed.
+pub(crate) struct Values<E>(Vec<E>);
+
+impl<E: Element> Values<E> {
+    pub(crate) fn new(elements: usize, seed: u64) -> Self {
+        Self(normal(elements.clamp(1, DISTINCT), 1.0, seed))
+    }
+
+    /// Elements from `first` on, counted through all rows.
+    fn copy_to(&self, first: usize, mut to: &mut [E]) {
+        let mut from = first % self.0.len();
+        while !to.is_empty() {
+            let count = to.len().min(self.0.len() - from);
+            let (now, rest) = to.split_at_mut(count);
+            now.copy_from_slice(&self.0[from..from + count]);
+            (to, from) = (rest, 0);
+        }
+    }
+
+    fn row(&self, row: usize, columns: usize) -> Vec<f32> {
+        let mut values = vec![E::zeroed(); columns];
+        self.copy_to(row * columns, &mut values);
+        widen(&values)
+    }
+}
+
+/// Random entries of C, computed in double precision.
+pub(crate) struct Expected(Vec<(usize, usize, f64)>);
+
+impl Expected {
+    pub(crate) fn new<E: Element>(a: &Values<E>, b: &Values<E>, shape: Shape) -> Self {
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut below = |bound: usize| {
+            // xorshift64
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % bound as u64).unwrap_or(0)
+        };
+        let corners = [(0, 0), (shape.m - 1, shape.n - 1)];
+        let random: Vec<_> = (0..ENTRIES).map(|_| (below(shape.m), below(shape.n))).collect();
+        let compute = |(row, column)| {
+            let (a, b) = (a.row(row, shape.k), b.row(column, shape.k));
+            (row, column, a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum())
+        };
+        Self([&corners[..], &random].concat().into_par_iter().map(compute).collect())
+    }
+}
+
+/// A and B of a whole problem, cut up for the ranks of a group and copied several times, and room for C.
+pub(crate) struct Operands<E> {
+    group: Group,
+    m: usize,
+    /// Each rank's parts of A, B and C.
+    parts: Vec<[Part; 3]>,
+    copies: Vec<Vec<[Buffer; 3]>>,
+    streams: Vec<Stream>,
+    element: std::marker::PhantomData<E>,
+}
+
+impl<E: Element> Operands<E> {
+    /// Cut up as `op` wants them; copied until the copies that lie on one device have `cold_bytes` bytes together, but at
+    /// most `max_copies` times.
+    pub(crate) fn place(
+        group: &Group,
+        op: &dyn Operation,
+        (a, b, shape): (&Values<E>, &Values<E>, Shape),
+        cold_bytes: usize,
+        max_copies: usize,
+    ) -> Result<Self, Error> {
+        let parts: Vec<_> = group.local_ranks().map(|rank| op.parts(rank, shape.m)).collect();
+        let streams = group.local_ranks().map(|rank| group.stream(rank)).collect::<Result<_, _>>()?;
+        let elements: usize = parts.iter().flatten().map(len).sum();
+        let bytes_per_device = elements * size_of::<E>() / devices(group)?;
+        let copies = cold_bytes.div_ceil(bytes_per_device.max(1)).clamp(1, max_copies);
+        let mut this = Self {
+            group: group.clone(),
+            m: shape.m,
+            parts,
+            copies: Vec::new(),
+            streams,
+            element: std::marker::PhantomData,
+        };
+        for _ in 0..copies {
+            let place = |rank: usize| {
+                let device = group.device(rank)?;
+                let allocate = |part: &Part| {
+                    Buffer::allocate(device, len(part).saturating_mul(size_of::<E>()), Placement::Device)
+                };
+                let [a_part, b_part, c_part] = &this.parts[rank];
+                let buffers = [allocate(a_part)?, allocate(b_part)?, allocate(c_part)?];
+                let stream = &this.streams[rank];
+                upload(&buffers[0], stream, a_part, |row, columns, to| {
+                    a.copy_to(row * shape.k + columns.start, to);
+                })?;
+                upload(&buffers[1], stream, b_part, |row, columns, to| {
+                    b.copy_to(row * shape.k + columns.start, to);
+                })?;
+                Ok(buffers)
+            };
+            let copy = group.local_ranks().map(place).collect::<Result<_, flux::Error>>()?;
+            this.copies.push(copy);
+        }
+        Ok(this)
+    }
+
+    pub(crate) const fn group(&self) -> &Group {
+        &self.group
+    }
+
+    pub(crate) const fn copies(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// The stream of rank 0.
+    pub(crate) fn first_stream(&self) -> &Stream {
+        &self.streams[0]
+    }
+
+    /// Each rank's A, B and C of a copy.
+    pub(crate) fn matrices(&self, copy: usize) -> Vec<[Matrix; 3]> {
+        let matrix = |buffer: &Buffer, part: &Part| Matrix::contiguous(buffer.address(), part.columns.len());
+        let of_rank = |(buffers, parts): (&[Buffer; 3], &[Part; 3])| {
+            std::array::from_fn(|index| matrix(&buffers[index], &parts[index]))
+        };
+        self.copies[copy].iter().zip(&self.parts).map(of_rank).collect()
+    }
+
+    /// Enqueues a call of `op`, one that these operands were, or could have been, cut up for.
+    pub(crate) fn enqueue(
+        &self,
+        op: &dyn Operation,
+        matrices: &[[Matrix; 3]],
+        streams: &[&Stream],
+    ) -> Result<PathChoice, Error> {
+        // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
+        Ok(unsafe { op.enqueue_parts(self.m, matrices, streams) }?)
+    }
+
+    pub(crate) fn streams(&self) -> Vec<&Stream> {
+        self.streams.iter().collect()
+    }
+
+    /// Waits for all ranks, and reports the first wait that expired.
+    pub(crate) fn synchronize(&self) -> Result<(), Error> {
+        for stream in &self.streams {
+            stream.synchronize().map_err(flux::Error::from)?;
+        }
+        Ok(self.group.check()?)
+    }
+
+    /// Fills C of the first copy with NaN.
+    pub(crate) fn poison(&self) -> Result<(), Error> {
+        for ((buffers, parts), stream) in self.copies[0].iter().zip(&self.parts).zip(&self.streams) {
+            upload(&buffers[2], stream, &parts[2], |_, _, to: &mut [E]| to.fill(E::round(f32::NAN)))?;
+        }
+        Ok(())
+    }
+
+    /// ‖C − expected‖ / ‖expected‖ over the expected entries of the first copy, on every rank that holds them.
+    pub(crate) fn deviation(&self, expected: &Expected) -> Result<f64, Error> {
+        self.synchronize()?;
+        let (mut difference, mut norm) = (0.0, 0.0);
+        for &(row, column, reference) in &expected.0 {
+            let holds = |part: &Part| part.rows.contains(&row) && part.columns.contains(&column);
+            let mut holders = 0;
+            for (rank, [_, _, part]) in self.parts.iter().enumerate().filter(|(_, [_, _, part])| holds(part))
+            {
+                let index = (row - part.rows.start) * part.columns.len() + column - part.columns.start;
+                let mut value = [E::zeroed()];
+                let (buffer, bytes) = (&self.copies[0][rank][2], bytemuck::cast_slice_mut(&mut value));
+                let read = buffer.download(&self.streams[rank], index * size_of::<E>(), bytes);
+                read.map_err(flux::Error::from)?;
+                difference += (f64::from(widen(&value)[0]) - reference).powi(2);
+                norm += reference * reference;
+                holders += 1;
+            }
+            if holders == 0 {
+                return Ok(f64::NAN);
+            }
+        }
+        Ok((difference / norm.max(f64::MIN_POSITIVE)).sqrt())
+    }
+}
+
+impl<E> Drop for Operands<E> {
+    fn drop(&mut self) {
+        // The buffers may be freed only when no stream uses them any more; errors were or will be reported elsewhere.
+        for stream in &self.streams {
+            let _ = stream.synchronize();
+        }
+    }
+}
+
+fn len(part: &Part) -> usize {
+    part.rows.len().saturating_mul(part.columns.len())
+}
+
+/// How many different devices a group's ranks are on.
+pub(crate) fn devices(group: &Group) -> Result<usize, Error> {
+    let mut ordinals = std::collections::BTreeSet::new();
+    for rank in group.local_ranks() {
+        ordinals.insert(group.device(rank)?.as_cuda().map(|gpu| gpu.ordinal()));
+    }
+    Ok(ordinals.len().max(1))
+}
+
+/// Uploads the rows of a part, each given by `fill` for its columns.
+fn upload<E: Element>(
+    buffer: &Buffer,
+    stream: &Stream,
+    part: &Part,
+    fill: impl Fn(usize, Range<usize>, &mut [E]),
+) -> Result<(), flux::Error> {
+    let width = part.columns.len();
+    let rows_at_once = (BLOCK / width.max(1)).clamp(1, part.rows.len().max(1));
+    let mut block = vec![E::zeroed(); rows_at_once.saturating_mul(width)];
+    for first in part.rows.clone().step_by(rows_at_once) {
+        let rows = first..(first + rows_at_once).min(part.rows.end);
+        let block = &mut block[..rows.len() * width];
+        for (row, to) in rows.zip(block.chunks_exact_mut(width.max(1))) {
+            fill(row, part.columns.clone(), to);
+        }
+        let offset = (first - part.rows.start) * width * size_of::<E>();
+        buffer.upload(stream, offset, bytemuck::cast_slice(block))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn values_go_around() {
+        let values = Values::<bf16>((0_u8..10).map(bf16::from).collect());
+        assert_eq!(values.row(3, 4), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(values.row(1, 9), [9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+    }
+
+    #[test]
+    fn expected_entries_are_products() {
+        let shape = Shape { m: 3, n: 2, k: 40 };
+        let (a, b) = (Values::<bf16>::new(120, 1), Values::<bf16>::new(80, 2));
+        let expected = Expected::new(&a, &b, shape);
+        assert_eq!(expected.0.len(), ENTRIES + 2);
+        for (row, column, value) in expected.0 {
+            let dot: f32 = a.row(row, 40).iter().zip(b.row(column, 40)).map(|(a, b)| a * b).sum();
+            assert!((value - f64::from(dot)).abs() < 1e-3);
+        }
+    }
+}
