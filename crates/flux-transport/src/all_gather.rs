@@ -60,7 +60,7 @@ struct Rank {
     /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
     may_overwrite: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
-    /// Per peer: its whole shard.
+    /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
     shard_arrived: Vec<Arc<WaitPoint>>,
 }
 
@@ -101,9 +101,7 @@ impl AllGather {
                         .collect::<Result<_>>()?,
                     may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
-                    shard_arrived: (0..world_size)
-                        .map(|peer| arrived.wait_point(&signals, log, spec.op, rank, std::iter::once(peer)))
-                        .collect::<Result<_>>()?,
+                    shard_arrived: Vec::new(),
                 })
             })
             .collect::<Result<_>>()?;
@@ -295,15 +293,30 @@ impl AllGather {
         unsafe { compute.wait_values(&self.ranks[rank].all_arrived, epoch) }.map_err(Error::from)
     }
 
-    /// `compute` goes on only when the shard of `peer`, another rank, of call `epoch` has arrived at `rank`.
+    /// Makes it possible to wait for one shard at a time: [`AllGather::wait_for`]. `members` are those that it was built
+    /// for.
+    pub fn watch_shards(&mut self, members: &Members) -> Result<()> {
+        let world_size = self.ranks.len();
+        for (rank, (state, log)) in self.ranks.iter_mut().zip(&members.faults).enumerate() {
+            let watch =
+                |peer| self.arrived.wait_point(&self.signals, log, self.spec.op, rank, std::iter::once(peer));
+            state.shard_arrived = (0..world_size).map(watch).collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+
+    /// `compute` goes on only when the shard of `peer`, another rank, of call `epoch` has arrived at `rank`; without
+    /// [`AllGather::watch_shards`] only when all have.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn wait_for(&self, rank: usize, peer: usize, epoch: u32, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         check_rank(peer, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        let point = state.shard_arrived.get(peer).unwrap_or(&state.all_arrived);
         // SAFETY: the signals belong to this op.
-        unsafe { compute.wait_values(&self.ranks[rank].shard_arrived[peer], epoch) }.map_err(Error::from)
+        unsafe { compute.wait_values(point, epoch) }.map_err(Error::from)
     }
 
     /// `compute` has enqueued its last reader of call `epoch`: the peers may overwrite `rank`'s gathered rows after it.

@@ -55,7 +55,7 @@ impl AgGemm {
         let chunk_rows =
             spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shards.max_rows()));
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
-        let gather = AllGather::new(
+        let mut gather = AllGather::new(
             Box::new(PeerCopy),
             group.members(),
             AllGatherSpec {
@@ -68,6 +68,9 @@ impl AgGemm {
                 signal_loss: group.config().signal_loss,
             },
         )?;
+        if spec.path == plan::PathPreference::Chunked {
+            gather.watch_shards(group.members())?;
+        }
         let schedules = group
             .local_ranks()
             .map(|rank| {

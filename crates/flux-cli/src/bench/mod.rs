@@ -233,3 +233,33 @@ fn verified<'a, E: Element>(
     }
     Ok(contender)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux::{BackendChoice, GroupConfig};
+
+    /// A contender that writes no product passes for none, and the command ends with exit code 1.
+    #[test]
+    fn a_wrong_result_is_noticed() {
+        let mut config = GroupConfig::default();
+        config.backend = BackendChoice::Host;
+        let group = Group::local_with(2, config).unwrap();
+        let shape = Shape { m: 20, n: 16, k: 8 };
+        let (a, b) = (Values::<bf16>::new(160, 1), Values::new(128, 2));
+        let expected = Expected::new(&a, &b, shape);
+        for (path, right) in [(PathPreference::Fused, true), (PathPreference::CommunicationOnly, false)] {
+            for op in [BenchOp::AgGemm, BenchOp::GemmRs] {
+                let mut spec = OpSpec::new(shape.n, shape.k, shape.m, DType::Bf16);
+                spec.path = path;
+                let op = op.build(&group, spec).unwrap();
+                let operands = Operands::place(&group, &*op, (&a, &b, shape), 0, 1).unwrap();
+                let contender = Contender::flux(Role::Fused, op, &operands).unwrap();
+                match verified(contender, &expected, shape) {
+                    Ok(_) => assert!(right, "{path:?}"),
+                    Err(error) => assert!(!right && error.exit_code() == 1, "{path:?}: {error}"),
+                }
+            }
+        }
+    }
+}

@@ -152,7 +152,11 @@ impl Report {
             1 => "1 rank".into(),
             ranks => format!("{ranks} ranks"),
         };
-        format!("{}, {}, {ranks} on {}", self.op.name(), self.dtype, self.machine.devices.join(", "))
+        let devices = match &self.machine.gpu {
+            Some(gpu) => format!("{} x {gpu}", self.machine.devices.len()),
+            None => self.machine.devices.join(", "),
+        };
+        format!("{}, {}, {ranks} on {devices}", self.op.name(), self.dtype)
     }
 
     pub(crate) fn json(&self) -> Value {

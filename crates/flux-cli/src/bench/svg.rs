@@ -3,10 +3,10 @@
 use std::fmt::{self, Write};
 
 const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 380.0;
+const HEIGHT: f64 = 394.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 18.0;
-const TOP: f64 = 66.0;
+const TOP: f64 = 80.0;
 const BOTTOM: f64 = 52.0;
 const LEGEND_LINE: f64 = 20.0;
 
@@ -56,7 +56,7 @@ impl fmt::Display for Page {
         let height = HEIGHT + LEGEND_LINE * lines as f64 + 12.0;
         writeln!(
             f,
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="Helvetica, Arial, sans-serif" font-size="12" fill="{TEXT}">"#
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" viewBox="0 0 {width:.0} {height:.0}" font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12" fill="{TEXT}">"#
         )?;
         writeln!(f, r##"<rect width="100%" height="100%" fill="#ffffff"/>"##)?;
         text(f, (14.0, 22.0), r#"font-size="15" font-weight="bold""#, &self.title)?;
