@@ -60,6 +60,8 @@ struct Rank {
     /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
     may_overwrite: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
+    /// Per peer: its whole shard has arrived.
+    arrived: Vec<Arc<WaitPoint>>,
 }
 
 impl AllGather {
@@ -90,15 +92,17 @@ impl AllGather {
             .map(|(rank, link)| {
                 let log = &members.faults[rank];
                 let others = || (0..world_size).filter(move |&peer| peer != rank);
+                let per_peer = |words: PeerWords| {
+                    (0..world_size)
+                        .map(|peer| words.wait_point(&signals, log, spec.op, rank, std::iter::once(peer)))
+                        .collect::<Result<_>>()
+                };
                 Ok(Rank {
                     link,
-                    may_move: (0..world_size)
-                        .map(|peer| {
-                            before_moving.wait_point(&signals, log, spec.op, rank, std::iter::once(peer))
-                        })
-                        .collect::<Result<_>>()?,
+                    may_move: per_peer(before_moving)?,
                     may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
+                    arrived: per_peer(arrived)?,
                 })
             })
             .collect::<Result<_>>()?;
@@ -125,12 +129,27 @@ impl AllGather {
         Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
     }
 
-    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy. Only
-    /// after the caller's stream has passed the previous call of this rank, and only when pushing: when pulling, the
-    /// peers may still read the previous shard there.
+    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy; only after
+    /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
         Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
+    }
+
+    /// `compute` goes on only when [`AllGather::shard`] may be overwritten: what the call before `epoch` left there has been
+    /// sent, or fetched by the peers.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub unsafe fn claim(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        state.link.follow_previous(compute)?; // which ended after its own pushes
+        if self.spec.direction == Direction::Pull {
+            // SAFETY: the signals belong to this op.
+            unsafe { compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))? };
+        }
+        Ok(())
     }
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
@@ -151,17 +170,14 @@ impl AllGather {
         let bytes = self.chunks(rows)?.shards().rows(rank) * self.spec.row_bytes;
         let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
-        state.link.follow_previous(compute)?;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
         // the shard. The epochs keep the peers' accesses apart.
         unsafe {
+            self.claim(rank, epoch, compute)?;
             if push {
                 state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
-            } else {
-                compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))?;
-                if let Some(outbox) = &self.outbox {
-                    compute.copy(outbox.address(rank), shard, bytes)?;
-                }
+            } else if let Some(outbox) = &self.outbox {
+                compute.copy(outbox.address(rank), shard, bytes)?;
             }
             if shard != own_place {
                 compute.copy(own_place, shard, bytes)?;
@@ -288,6 +304,20 @@ impl AllGather {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: the signals belong to this op.
         unsafe { compute.wait_values(&self.ranks[rank].all_arrived, epoch) }.map_err(Error::from)
+    }
+
+    /// `compute` goes on only when `peer`'s shard of call `epoch` has arrived at `rank`; at once if that is `rank` itself.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub unsafe fn wait_for(&self, rank: usize, peer: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        check_rank(peer, self.ranks.len())?;
+        if peer == rank {
+            return Ok(());
+        }
+        // SAFETY: the signals belong to this op.
+        unsafe { compute.wait_values(&self.ranks[rank].arrived[peer], epoch) }.map_err(Error::from)
     }
 
     /// `compute` has enqueued its last reader of call `epoch`: the peers may overwrite `rank`'s gathered rows after it.

@@ -5,6 +5,9 @@
 //! [`Scatter::tile_signals`]; or the GEMM writes to [`Scatter::partial`] and [`Scatter::stage`]
 //! and [`Scatter::transfer`] move the rows. Then the
 //! owner sums its slots, and [`Scatter::release`] lets the sources overwrite them.
+//!
+//! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
+//! an AllGather, and one wait less.
 
 use crate::link::{Link, PeerWords, check_rank};
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
@@ -46,6 +49,8 @@ pub struct Scatter {
     ranks: Vec<Rank>,
     transfer: Box<dyn DataTransfer>,
     spec: ScatterSpec,
+    /// Every rank owns all rows.
+    to_all: bool,
     slot_rows: usize,
     slots: SymmetricBuffer,
     partial: Option<SymmetricBuffer>,
@@ -76,10 +81,23 @@ struct Rank {
 impl Scatter {
     /// Allocates for every rank its slots (one shard per source), the signals, and the partial rows if wanted.
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: ScatterSpec) -> Result<Self> {
+        Self::build(transfer, members, spec, false)
+    }
+
+    /// As [`Scatter::new`], but every rank's partial rows all go to every rank: slots have room for `max_rows` rows.
+    pub fn to_all(transfer: Box<dyn DataTransfer>, members: &Members, spec: ScatterSpec) -> Result<Self> {
+        Self::build(transfer, members, spec, true)
+    }
+
+    fn build(
+        transfer: Box<dyn DataTransfer>,
+        members: &Members,
+        spec: ScatterSpec,
+        to_all: bool,
+    ) -> Result<Self> {
         let world_size = members.world_size();
-        let shards = Shards::new(spec.max_rows, world_size)?;
-        Chunks::new(shards, spec.chunk_rows)?;
-        let (slot_rows, devices) = (shards.max_rows(), &members.devices);
+        let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
+        let (slot_rows, devices) = (chunks.shards().max_rows(), &members.devices);
         let allocate = |rows: usize| {
             SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), spec.placement)
         };
@@ -116,6 +134,7 @@ impl Scatter {
         Ok(Self {
             transfer,
             spec,
+            to_all,
             slot_rows,
             slots,
             partial,
@@ -208,7 +227,7 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = Chunks::new(Shards::new(rows, world_size)?, self.spec.chunk_rows)?;
+        let chunks = cut(rows, world_size, self.spec.chunk_rows, self.to_all)?;
         let state = &self.ranks[rank];
         let transfers = &state.link.transfers;
         let push = self.spec.direction == Direction::Push;
@@ -244,9 +263,10 @@ impl Scatter {
         transfers: &Stream,
         epoch: u32,
     ) -> Result<()> {
-        let first_row = chunks.shards().range(owner).start;
-        for index in 0..chunks.count(owner) {
-            let rows = chunks.rows(owner, index);
+        let shard = if self.to_all { 0 } else { owner };
+        let first_row = chunks.shards().range(shard).start;
+        for index in 0..chunks.count(shard) {
+            let rows = chunks.rows(shard, index);
             let chunk = Chunk {
                 from: self.partial(source).add(rows.start * self.spec.row_bytes),
                 to: self.slot(owner, source).add((rows.start - first_row) * self.spec.row_bytes),
@@ -278,6 +298,12 @@ impl Scatter {
     fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
+}
+
+/// The chunks of `rows` rows: of one shard for each owner, or of the one shard that goes to all.
+fn cut(rows: usize, world_size: usize, chunk_rows: usize, to_all: bool) -> Result<Chunks> {
+    let shards = Shards::new(rows, if to_all { world_size.min(1) } else { world_size })?;
+    Ok(Chunks::new(shards, chunk_rows)?)
 }
 
 impl Drop for Scatter {
