@@ -186,6 +186,7 @@ impl Phased for AgGemm {
                 (_, Path::Local) => Ok(()),
                 (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
                 (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
                     if path == Path::Unfused {
                         self.gather.wait_for_all(rank, epoch, stream)?;
