@@ -79,6 +79,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                         ("one-shot gemm-ar", run::gemm_ar(&group, &one_shot, m, &a, &b)),
                         ("gemm-ar in two steps", run::gemm_ar(&group, &in_two_steps, m, &a, &b)),
                     ];
+                    let mut sums: Option<Vec<E>> = None;
                     for (op, outcome) in outcomes {
                         let what = format!(
                             "{op} {case:?} {} {fill:?} {path:?} {direction} chunks of {chunk_rows:?}",
@@ -88,6 +89,12 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                         assert_eq!(outcome.choice.path, expected_path, "{what}");
                         let error = relative_error(&outcome.c, &reference);
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
+                        if op != "ag-gemm" {
+                            let sums = sums.get_or_insert_with(|| outcome.c.clone());
+                            let same =
+                                bytemuck::cast_slice::<E, u8>(sums) == bytemuck::cast_slice(&outcome.c);
+                            assert!(same, "{what}: other bits than gemm-rs");
+                        }
                         if fill == Fill::Integers {
                             #[allow(clippy::cast_possible_truncation)] // small integers
                             let exact = reference.iter().map(|&value| E::round(value as f32));

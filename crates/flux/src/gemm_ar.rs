@@ -15,9 +15,9 @@ use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
-use flux_memory::{Address, Stream};
+use flux_memory::{Address, Placement, Stream};
 use flux_swizzle::{Shards, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
+use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// GEMM + AllReduce, built once for a layer and called with any number of rows up to its maximum.
@@ -73,6 +73,11 @@ impl GemmAr {
         let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
         let chunk_rows =
             spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, scattered.tile(), max_shard_rows));
+        // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
+        let direction = match group.config().peer_memory {
+            Placement::PinnedHost => Direction::Pull,
+            Placement::Device => spec.direction,
+        };
         // Who waits for a shard waits for a rank that may itself be waiting for a tile.
         let mut members = group.members().clone();
         for log in &mut members.faults {
@@ -85,7 +90,7 @@ impl GemmAr {
                 max_rows: gathered_rows,
                 row_bytes,
                 chunk_rows,
-                direction: spec.direction,
+                direction,
                 placement: group.config().peer_memory,
                 op,
                 signal_loss: group.config().signal_loss,
