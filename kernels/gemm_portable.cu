@@ -4,7 +4,8 @@
 // ends. Three policies of one kernel:
 //   plain  waits for nothing, writes C;
 //   ag     AllGather: loads a tile's rows of A when the signals of the chunks that they touch are up;
-//   rs     ReduceScatter: writes a tile into this rank's slot at the rows' owner, and raises the tile's signal there.
+//   rs     ReduceScatter: writes a tile into this rank's slot at the rows' owner, and raises the tile's signal there;
+//          or at several ranks, which then all sum the same rows (AllReduce).
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, POLICY, LOAD, ENTRY, TILE_M, TILE_N, TILE_K,
 // WARPS_M, WARPS_N, STAGES.
@@ -88,7 +89,8 @@ DEVICE void load_fragments(Fragments& f, u32 stage, int step, int warp_m, int wa
 DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry) {
   bool failed = threadIdx.x == 0 && has_fault(p.wait);
   for (u32 signal = tile.gate_begin + threadIdx.x; signal < tile.gate_end && !failed; signal += C::kThreads) {
-    failed = !wait_for(p.wait, p.gates + 4ull * signal, p.gate_epoch, tile.peer, entry, signal);
+    const u32 peer = tile.peer + (POLICY == rs ? signal - tile.gate_begin : 0);
+    failed = !wait_for(p.wait, p.gates + 4ull * signal, p.gate_epoch, peer, entry, signal);
   }
   return __syncthreads_or(failed) == 0;
 }
@@ -194,15 +196,17 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       }
     }
     if (POLICY == rs) {
-      // The gate is the owner's word that it has summed what the slot held before.
+      // The gate is the destinations' word that they have summed what their slots held before.
       if (!open_gate(p, tile, entry)) return;  // also a barrier
-      const Destination destination = ((const Destination*)p.destinations)[tile.destination];
-      u16* slot = (u16*)destination.slot + tile.destination_row * p.ldc + first_column;
-      store_tile(stages, slot, p.ldc, tile.rows, columns);
+      const Destination* destinations = (const Destination*)p.destinations + tile.destination;
+      for (u32 i = 0; i < p.destination_count; ++i) {
+        u16* slot = (u16*)destinations[i].slot + tile.destination_row * p.ldc + first_column;
+        store_tile(stages, slot, p.ldc, tile.rows, columns);
+      }
       __syncthreads();
-      if (threadIdx.x == 0) {
+      for (u32 i = threadIdx.x; i < p.destination_count; i += C::kThreads) {
         fence_system();  // the whole block's stores, seen through the barrier, come before the signal
-        store_release_system(destination.signals + 4ull * (tile.signal + (entry & 0xffff)), p.epoch);
+        store_release_system(destinations[i].signals + 4ull * (tile.signal + (entry & 0xffff)), p.epoch);
       }
     } else {
       __syncthreads();

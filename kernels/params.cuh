@@ -13,10 +13,11 @@ struct RowTile {
   u32 rows;             // 1 ..= TILE_M
   u32 gate_begin;       // signals [gate_begin, gate_end) must have reached gate_epoch:
   u32 gate_end;         //   before A is loaded (AllGather), before the slot is written (ReduceScatter)
-  u32 destination;      // ReduceScatter: index into `destinations`
+  u32 destination;      // ReduceScatter: index into `destinations` of the first that gets the tile
   u32 destination_row;  // ReduceScatter: first row in the destination's slot
   u32 signal;           // ReduceScatter: the destination's signal of this block's tile in column 0
-  u32 peer;             // the rank whose signal the gate waits for, for the fault record
+  u32 peer;             // the rank whose signal the gate waits for, for the fault record; ReduceScatter: of the first
+                        //   signal, the next ranks' follow
 };
 
 // Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its tile signals there.
@@ -56,7 +57,7 @@ struct GemmParams {
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
   u32 epoch;            // ReduceScatter: what a tile's signal is raised to
-  u32 reserved;
+  u32 destination_count;  // ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`
   WaitBound wait;
 };
 

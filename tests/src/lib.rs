@@ -2,5 +2,6 @@
 
 pub mod data;
 pub mod faults;
+pub mod pitched;
 pub mod run;
 pub mod table;

@@ -1,6 +1,6 @@
 //! One call of all ranks, with everything that is written to poisoned first.
 
-use flux::{Address, AgGemm, Element, Error, GemmRs, Group, PathChoice, Stream, Whole};
+use flux::{Address, AgGemm, Element, Error, GemmAr, GemmRs, Group, PathChoice, Stream, Whole};
 
 /// The result `[m, n]` of all ranks, and which way it came.
 pub struct Outcome<E> {
@@ -36,6 +36,23 @@ pub fn gemm_rs<E: Element>(
     let whole = Whole::place(group, op, a, b, m)?;
     for (rank, stream) in whole.streams().enumerate() {
         poison::<E>(stream, op.slots(rank), op.slots_bytes())?;
+    }
+    Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
+}
+
+/// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, columns of both sharded, the result on every rank.
+pub fn gemm_ar<E: Element>(
+    group: &Group,
+    op: &GemmAr,
+    m: usize,
+    a: &[E],
+    b: &[E],
+) -> Result<Outcome<E>, Error> {
+    let whole = Whole::place(group, op, a, b, m)?;
+    for (rank, stream) in whole.streams().enumerate() {
+        for (address, bytes) in op.buffers(rank) {
+            poison::<E>(stream, address, bytes)?;
+        }
     }
     Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
 }

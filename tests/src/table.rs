@@ -2,7 +2,7 @@
 
 use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
-use flux::{AgGemm, DType, Direction, Element, GemmRs, Group, OpSpec, Path, PathPreference};
+use flux::{AgGemm, DType, Direction, Element, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference};
 use half::{bf16, f16};
 
 /// A whole multiplication and a number of ranks.
@@ -51,8 +51,8 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Checks `case` with both operations, both element types, normal data and integers, every way, push and pull, and all
-/// chunk sizes. `group` makes a group of that many ranks.
+/// Checks `case` with all operations, both element types, normal data and integers, every way, push and pull, and all
+/// chunk sizes; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
@@ -70,20 +70,38 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                     let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                     (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
                     let gathered = AgGemm::new(&group, spec.clone()).unwrap();
-                    let scattered = GemmRs::new(&group, spec).unwrap();
+                    let scattered = GemmRs::new(&group, spec.clone()).unwrap();
+                    let [one_shot, in_two_steps] = [m, 0].map(|rows| {
+                        let mut spec = spec.clone();
+                        spec.one_shot_rows = Some(rows);
+                        GemmAr::new(&group, spec).unwrap()
+                    });
                     let outcomes = [
                         ("ag-gemm", run::ag_gemm(&group, &gathered, m, &a, &b)),
                         ("gemm-rs", run::gemm_rs(&group, &scattered, m, &a, &b)),
+                        ("one-shot gemm-ar", run::gemm_ar(&group, &one_shot, m, &a, &b)),
+                        ("gemm-ar in two steps", run::gemm_ar(&group, &in_two_steps, m, &a, &b)),
                     ];
+                    let mut sums: Option<Vec<E>> = None;
                     for (op, outcome) in outcomes {
                         let what = format!(
                             "{op} {case:?} {} {fill:?} {path:?} {direction} chunks of {chunk_rows:?}",
                             E::DTYPE
                         );
                         let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+                        let expected_path = match op {
+                            "one-shot gemm-ar" if path == PathPreference::Chunked => Path::Unfused,
+                            _ => expected_path,
+                        };
                         assert_eq!(outcome.choice.path, expected_path, "{what}");
                         let error = relative_error(&outcome.c, &reference);
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
+                        if op != "ag-gemm" {
+                            let sums = sums.get_or_insert_with(|| outcome.c.clone());
+                            let same =
+                                bytemuck::cast_slice::<E, u8>(sums) == bytemuck::cast_slice(&outcome.c);
+                            assert!(same, "{what}: other bits than gemm-rs");
+                        }
                         if fill == Fill::Integers {
                             #[allow(clippy::cast_possible_truncation)] // small integers
                             let exact = reference.iter().map(|&value| E::round(value as f32));
@@ -96,8 +114,9 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
     }
 }
 
-/// Checks that all ways of GEMM+ReduceScatter give the same bits, `runs` times over, and that so does
-/// AllGather+GEMM; one operation makes all its calls, with other numbers of rows in between.
+/// Checks that all ways of GEMM+ReduceScatter, and of GEMM+AllReduce in both forms, give the same bits, on every rank,
+/// `runs` times over, and that so do those of AllGather+GEMM; one operation makes all its calls, with other numbers of rows
+/// in between, some of which GEMM+AllReduce reduces in the other form.
 pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = group(world_size);
@@ -108,13 +127,26 @@ pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
         spec.path = path;
         let gathered = AgGemm::new(&group, spec.clone()).unwrap();
-        let scattered = GemmRs::new(&group, spec).unwrap();
+        let scattered = GemmRs::new(&group, spec.clone()).unwrap();
+        let reduced = [m, m / 2, 0].map(|rows| {
+            let mut spec = spec.clone();
+            spec.one_shot_rows = Some(rows);
+            GemmAr::new(&group, spec).unwrap()
+        });
         for run in 0..runs {
             let c = bits(run::ag_gemm(&group, &gathered, m, &a, &b).unwrap().c);
             assert!(*first.0.get_or_insert_with(|| c.clone()) == c, "ag-gemm {path:?} run {run} differs");
             let c = bits(run::gemm_rs(&group, &scattered, m, &a, &b).unwrap().c);
             assert!(*first.1.get_or_insert_with(|| c.clone()) == c, "gemm-rs {path:?} run {run} differs");
             let fewer = m * (run % 3) / 3;
+            for op in &reduced {
+                let (rows, c) = (op.one_shot_rows(), bits(run::gemm_ar(&group, op, m, &a, &b).unwrap().c));
+                assert!(
+                    first.1.as_ref() == Some(&c),
+                    "gemm-ar {path:?} {rows} run {run} differs from gemm-rs"
+                );
+                run::gemm_ar(&group, op, fewer, &a[..fewer * k], &b).unwrap();
+            }
             run::ag_gemm(&group, &gathered, fewer, &a[..fewer * k], &b).unwrap();
             run::gemm_rs(&group, &scattered, fewer, &a[..fewer * k], &b).unwrap();
         }

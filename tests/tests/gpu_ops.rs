@@ -3,10 +3,11 @@
 
 use cudarc::driver::CudaSlice;
 use flux::{
-    AgGemm, Backend, BackendChoice, DType, Error, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
+    AgGemm, Backend, BackendChoice, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
     Placement,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::pitched;
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
 use half::{bf16, f16};
 
@@ -48,6 +49,15 @@ fn bits_do_not_depend_on_the_way_or_the_time() {
     check_bits(Case { m: 1301, n: 520, k: 400, world_size: 4 }, 20, &group_in(Placement::Device));
 }
 
+#[test]
+fn gaps_between_rows_stay_as_they_are() {
+    for placement in [Placement::Device, Placement::PinnedHost] {
+        for world_size in [1, 3, 8] {
+            pitched::check_gemm_ar(&group_in(placement)(world_size));
+        }
+    }
+}
+
 /// Small enough for a memory checker: every kernel, aligned and not, every policy, both placements.
 #[test]
 fn small_cases_for_a_memory_checker() {
@@ -70,24 +80,34 @@ fn cudarc_tensors_go_in_and_out() {
     let mut spec = OpSpec::new(n, k, m, DType::Bf16);
     spec.path = PathPreference::Fused;
     let gather = AgGemm::new(&group, spec.clone()).unwrap();
-    let scatter = GemmRs::new(&group, spec).unwrap();
+    let scatter = GemmRs::new(&group, spec.clone()).unwrap();
+    let reduce = [m, 0].map(|rows| {
+        let mut spec = spec.clone();
+        spec.one_shot_rows = Some(rows);
+        GemmAr::new(&group, spec).unwrap()
+    });
     let columns = |matrix: &[bf16], range: std::ops::Range<usize>| -> Vec<bf16> {
         matrix.chunks(k).flat_map(|row| row[range.clone()].to_vec()).collect()
     };
-    let mut results: Vec<(_, CudaSlice<bf16>, CudaSlice<bf16>)> = Vec::new();
+    let mut results = Vec::new();
     for rank in group.local_ranks() {
         let gpu = group.device(rank).unwrap().as_cuda().unwrap().clone();
         let stream = gpu.context().new_stream().unwrap();
         let (rows, own) = (gather.rows(rank, m), gather.columns(rank));
         let a_rows = stream.clone_htod(&a[rows.start * k..rows.end * k]).unwrap();
         let b_rows = stream.clone_htod(&b[own.start * k..own.end * k]).unwrap();
-        let mut c = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
+        let mut c: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
         gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, &mut c, &stream).unwrap();
         let depth = scatter.depth(rank);
         let a_columns = stream.clone_htod(&columns(&a, depth.clone())).unwrap();
         let b_columns = stream.clone_htod(&columns(&b, depth)).unwrap();
-        let mut d = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
+        let mut d: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
         scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, &mut d, &stream).unwrap();
+        let reduced = [&reduce[0], &reduce[1]].map(|op| {
+            let mut e: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
+            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, &mut e, &stream).unwrap();
+            e
+        });
 
         let wrong = stream.clone_htod(&vec![f16::ZERO; m * k]).unwrap();
         let mut wrong_c = wrong.clone();
@@ -96,14 +116,17 @@ fn cudarc_tensors_go_in_and_out() {
         let short = stream.clone_htod(&[bf16::ZERO; 8]).unwrap();
         let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadMatrix { name: "A", .. }), "{error}");
-        results.push((stream, c, d));
+        results.push((stream, c, d, reduced));
     }
     let mut scattered = Vec::new();
-    for (rank, (stream, c, d)) in results.iter().enumerate() {
+    for (rank, (stream, c, d, reduced)) in results.iter().enumerate() {
         let own = gather.columns(rank);
         let expected: Vec<f64> = reference.chunks(n).flat_map(|row| row[own.clone()].to_vec()).collect();
         assert!(relative_error(&stream.clone_dtoh(c).unwrap(), &expected) < 4e-3);
         scattered.extend(stream.clone_dtoh(d).unwrap());
+        for e in reduced {
+            assert!(relative_error(&stream.clone_dtoh(e).unwrap(), &reference) < 4e-3);
+        }
     }
     assert!(relative_error(&scattered, &reference) < 4e-3);
     group.check().unwrap();

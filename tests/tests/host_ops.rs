@@ -1,7 +1,7 @@
 //! Whole operations on the host backend: the full table, the edges, bits, and calls in a row.
 
 use flux::{
-    AgGemm, BackendChoice, Buffer, DType, Error, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
+    AgGemm, BackendChoice, Buffer, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
     Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
@@ -146,7 +146,11 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let largest = i32::MAX as usize - 255;
     for (n, k) in [(8, largest), (largest, 8), (largest, largest)] {
         let spec = || OpSpec::new(n, k, largest, DType::Bf16);
-        for error in [AgGemm::new(&group, spec()).map(drop), GemmRs::new(&group, spec()).map(drop)] {
+        for error in [
+            AgGemm::new(&group, spec()).map(drop),
+            GemmRs::new(&group, spec()).map(drop),
+            GemmAr::new(&group, spec()).map(drop),
+        ] {
             let text = error.unwrap_err().to_string();
             assert!(text.contains("out of memory") || text.contains("65,536"), "{text}");
         }
@@ -237,12 +241,17 @@ fn dropping_waits_for_what_is_in_flight() {
         let group = group(4);
         let gather = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
         let scatter = GemmRs::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        spec.one_shot_rows = Some(if round % 3 == 0 { m } else { 0 });
+        let reduce = GemmAr::new(&group, spec).unwrap();
         let calls = (
             Whole::place(&group, &gather, &a, &b, m).unwrap(),
             Whole::place(&group, &scatter, &a, &b, m).unwrap(),
+            Whole::place(&group, &reduce, &a, &b, m).unwrap(),
         );
         calls.0.enqueue().unwrap();
         calls.1.enqueue().unwrap();
+        calls.2.enqueue().unwrap();
         if round % 2 == 0 {
             drop(group);
         }

@@ -110,6 +110,9 @@ pub(crate) struct RunArguments {
     /// Rows in which a shard travels; by default as many as the link needs for its speed.
     #[arg(long, value_name = "N", value_parser = parse_chunk_rows)]
     pub(crate) chunk_rows: Option<usize>,
+    /// gemm-ar: the most rows whose tiles go to all ranks at once; by default as many as fit into 1 MiB, at most 256.
+    #[arg(long, value_name = "N")]
+    pub(crate) one_shot_rows: Option<usize>,
     /// Who moves data between ranks: the sender or the receiver.
     #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
     pub(crate) transfer: TransferArgument,
@@ -122,8 +125,21 @@ pub(crate) struct RunArguments {
 pub(crate) enum OpArgument {
     /// C = A·Bᵀ, rows of A and of B sharded over the ranks.
     AgGemm,
-    /// C = A·Bᵀ, columns (K) of A and of B sharded over the ranks.
+    /// C = A·Bᵀ, columns (K) of A and of B sharded over the ranks, rows of C too.
     GemmRs,
+    /// C = A·Bᵀ, columns (K) of A and of B sharded over the ranks, the whole C on every rank.
+    GemmAr,
+}
+
+impl OpArgument {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            OpArgument::AgGemm => "ag-gemm",
+            OpArgument::GemmRs => "gemm-rs",
+            OpArgument::GemmAr => "gemm-ar",
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -47,7 +47,11 @@ impl Error {
         match self {
             Error::Wrong { .. }
             | Error::WrongResult { .. }
-            | Error::Flux(flux::Error::WaitExpired { .. } | flux::Error::WroteOutside { .. }) => 1,
+            | Error::Flux(
+                flux::Error::WaitExpired { .. }
+                | flux::Error::WroteOutside { .. }
+                | flux::Error::RanksDiffer { .. },
+            ) => 1,
             _ => 2,
         }
     }

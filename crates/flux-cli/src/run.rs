@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::files;
 use crate::output::print;
 use crate::tensors::{self, Operands};
-use flux::{AgGemm, DType, Element, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
+use flux::{AgGemm, DType, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.path = arguments.path.into();
     spec.direction = arguments.transfer.into();
     spec.chunk_rows = arguments.chunk_rows;
+    spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
         OpArgument::AgGemm => {
             let op = AgGemm::new(group, spec)?;
@@ -31,6 +32,10 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
         }
         OpArgument::GemmRs => {
             let op = GemmRs::new(group, spec)?;
+            finish::<E, _>(arguments, operands, group, &op, op.tile(), op.chunk_rows())
+        }
+        OpArgument::GemmAr => {
+            let op = GemmAr::new(group, spec)?;
             finish::<E, _>(arguments, operands, group, &op, op.tile(), op.chunk_rows())
         }
     }
@@ -63,10 +68,7 @@ fn report(
     chunk_rows: usize,
     time: Duration,
 ) -> Result<(), Error> {
-    let op = match arguments.op {
-        OpArgument::AgGemm => "ag-gemm",
-        OpArgument::GemmRs => "gemm-rs",
-    };
+    let op = arguments.op.name();
     let Operands { m, n, k, dtype, .. } = operands;
     let (backend, ranks, PathChoice { path, why }) = (group.backend(), group.world_size(), choice);
     let transfer = flux::Direction::from(arguments.transfer);

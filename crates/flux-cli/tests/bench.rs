@@ -1,6 +1,7 @@
 //! `flux bench` as its users run it, on the host.
 
 use serde_json::Value;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -50,8 +51,10 @@ fn check_row(row: &Value, present: &[&str]) {
 #[test]
 fn json_has_the_documented_fields() {
     let ways = ["gemm", "communication", "unfused", "chunked", "fused"];
-    let shapes = ["--shape", "256,256,256", "--shape", "65,72,40", "--format", "json"];
-    for (op, ranks, present) in [("gemm", "1", &ways[..1]), ("ag-gemm", "4", &ways), ("gemm-rs", "3", &ways)]
+    // For gemm-ar: many rows, which are summed by shards, and few.
+    let shapes = ["--shape", "300,256,256", "--shape", "65,72,40", "--format", "json"];
+    for (op, ranks, present) in
+        [("gemm", "1", &ways[..1]), ("ag-gemm", "4", &ways), ("gemm-rs", "3", &ways), ("gemm-ar", "3", &ways)]
     {
         let text = on_host(op, &[&["--ranks", ranks][..], &shapes].concat());
         let report: Value = serde_json::from_str(&text).unwrap();
@@ -77,7 +80,7 @@ fn json_has_the_documented_fields() {
         let factor: u64 = ranks.parse().unwrap();
         let (n, k) = match op {
             "ag-gemm" => (72 * factor, 40),
-            "gemm-rs" => (72, 40 * factor),
+            "gemm-rs" | "gemm-ar" => (72, 40 * factor),
             _ => (72, 40),
         };
         let whole = serde_json::json!({ "m": 65, "n": n, "k": k });
@@ -89,7 +92,7 @@ fn json_has_the_documented_fields() {
 #[test]
 fn options_reach_the_operations() {
     let common = ["--ranks", "2", "--shape", "70,24,16", "--dtype", "f16", "--chunk-rows", "9"];
-    for op in ["ag-gemm", "gemm-rs"] {
+    for op in ["ag-gemm", "gemm-rs", "gemm-ar"] {
         let pulled = ["--transfer", "pull", "--against", "none", "--format", "json"];
         let report: Value = serde_json::from_str(&on_host(op, &[&common[..], &pulled].concat())).unwrap();
         assert_eq!((&report["dtype"], &report["transfer"]), (&"f16".into(), &"pull".into()));
@@ -163,6 +166,17 @@ fn results_are_saved_and_drawn() {
         }
         assert_eq!(std::fs::read_dir(&target).unwrap().count(), 2, "nothing else is left there");
     }
+}
+
+#[test]
+fn a_folder_may_have_any_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join(std::ffi::OsStr::from_bytes(b"not UTF-8: \xff"));
+    let arguments = ["bench", "gemm", "--backend", "host", "--samples", "1", "--shape", "4,4,4", "--save"];
+    let ran = Command::new(env!("CARGO_BIN_EXE_flux")).args(arguments).arg(&target).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let saved: Value = serde_json::from_slice(&std::fs::read(target.join("bench.json")).unwrap()).unwrap();
+    assert!(saved["command"].as_str().unwrap().contains("--save"), "{saved}");
 }
 
 /// Exit code 2 and a line that says what is wrong, before anything is measured.

@@ -37,11 +37,15 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
     // The ways are all tested below the command; here each is taken by some case.
     let path = ["fused", "unfused", "auto"][index % 3];
     let transfer = ["push", "pull"][index % 2];
-    for (op, chunk_rows) in [("ag-gemm", Some("37")), ("gemm-rs", None)] {
+    let few = ["0", "1000000"][index / 2 % 2];
+    for (op, chunk_rows, one_shot_rows) in
+        [("ag-gemm", Some("37"), None), ("gemm-rs", None, None), ("gemm-ar", Some("37"), Some(few))]
+    {
         let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
         arguments.extend(["--transfer", transfer, "--report", "json"]);
         arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
         arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
+        arguments.extend(one_shot_rows.iter().flat_map(|rows| ["--one-shot-rows", rows]));
         let ran = flux(&arguments);
         let errors = String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{case:?} {op}: {errors}");
@@ -124,7 +128,7 @@ fn mistakes_are_explained_in_one_line() {
     ];
     for (input, ranks, output, expected) in cases {
         let input = at(input);
-        for op in ["ag-gemm", "gemm-rs"] {
+        for op in ["ag-gemm", "gemm-rs", "gemm-ar"] {
             let ranks = format!("--ranks={ranks}");
             let (input, output_text) = (input.to_str().unwrap(), output.to_str().unwrap());
             let ran =

@@ -11,7 +11,7 @@ pub enum Policy {
     Plain,
     /// Loads a tile's rows of A only when its gate is open, writes C.
     AllGather,
-    /// Writes a tile into its destination's slot when its gate is open, and raises the tile's signal there.
+    /// Writes a tile into its destinations' slots when its gate is open, and raises the tile's signal there.
     ReduceScatter,
 }
 
@@ -37,13 +37,14 @@ pub struct RowTile {
     pub gate_begin: u32,
     /// See `gate_begin`.
     pub gate_end: u32,
-    /// ReduceScatter: index of the [`Destination`].
+    /// ReduceScatter: index of the first [`Destination`] that gets the tile.
     pub destination: u32,
     /// ReduceScatter: first row in the destination's slot.
     pub destination_row: u32,
     /// ReduceScatter: the destination's signal of this block's tile in column 0.
     pub signal: u32,
-    /// The rank whose signal the gate waits for, for the fault record.
+    /// The rank whose signal the gate waits for, for the fault record; of a ReduceScatter's gate, the first signal's, and
+    /// the next ranks' signals follow.
     pub peer: u32,
 }
 
@@ -92,8 +93,8 @@ pub struct GemmParams {
     pub gate_epoch: u32,
     /// What a tile's signal is raised to.
     pub epoch: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`.
+    pub destination_count: u32,
     /// The bound of every wait.
     pub wait: WaitBound,
 }

@@ -174,6 +174,7 @@ fn slots_are_filled_signalled_and_summed() {
             k: u32::try_from(k).unwrap(),
             tiles: schedule.tiles(),
             epoch: 1,
+            destination_count: 1,
             wait: host.log.bound(0),
             ..GemmParams::default()
         };
@@ -250,4 +251,74 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
     assert_eq!((fault.seen, fault.wanted), (0, 6));
     assert!(host.download::<bf16>(&c).iter().all(|value| value.is_nan()), "a gated tile was computed");
     assert_ne!(Address::NULL, c.address());
+}
+
+/// Each tile goes to three destinations, once all of them have said so; a gate that stays closed names who has not.
+#[test]
+fn a_tile_goes_to_several_destinations() {
+    let host = Host::new(Duration::from_millis(200));
+    let (m, n, k, count) = (70_usize, 140_usize, 9_usize, 3_usize);
+    let (a, b) = (integers::<bf16>(m, k, 1), integers::<bf16>(n, k, 2));
+    let (a_buffer, b_buffer) = (host.upload(&a), host.upload(&b));
+    let slots: Vec<Buffer> = (0..count).map(|_| host.upload(&vec![bf16::NAN; m * n])).collect();
+    let order = TileOrder::plain(m, host.launcher.tile(DType::Bf16).unwrap(), n).unwrap();
+    let (tiles, column_tiles) = (u32::try_from(order.len()).unwrap(), order.column_tiles());
+    let device = std::slice::from_ref(&host.device);
+    let signals = SymmetricSignals::allocate(device, count * order.len(), Placement::Device).unwrap();
+    let gates = SymmetricSignals::allocate(device, count, Placement::Device).unwrap();
+    // The first destination is not to get anything.
+    let destinations: Vec<_> = std::iter::once(Destination::default())
+        .chain((0..count).map(|index| Destination {
+            slot: slots[index].address(),
+            signals: signals.word(0, index * order.len()),
+        }))
+        .collect();
+    let table = Buffer::allocate(&host.device, size_of_val(&destinations[..]), Placement::Device).unwrap();
+    table.upload(&host.stream, 0, bytemuck::cast_slice(&destinations)).unwrap();
+    let tables = ScheduleTables::new(&order, |tile, entry| {
+        (entry.gate_begin, entry.gate_end, entry.peer, entry.destination) = (0, 3, 4, 1);
+        (entry.destination_row, entry.signal) =
+            (entry.row, u32::try_from(tile.index * column_tiles).unwrap());
+    });
+    let schedule = host.schedule(&tables.unwrap());
+    let params = GemmParams {
+        a: a_buffer.address(),
+        b: b_buffer.address(),
+        lda: k as u64,
+        ldb: k as u64,
+        ldc: n as u64,
+        order: schedule.order(),
+        row_tiles: schedule.row_tiles(),
+        gates: gates.word(0, 0),
+        destinations: table.address(),
+        n: u32::try_from(n).unwrap(),
+        k: u32::try_from(k).unwrap(),
+        tiles,
+        gate_epoch: 1,
+        epoch: 5,
+        destination_count: 3,
+        wait: host.log.bound(2),
+        ..GemmParams::default()
+    };
+    let mut raised = vec![0_u32; count * order.len()];
+    // SAFETY: everything outlives the stream's work.
+    unsafe {
+        host.stream
+            .write_values(&[(gates.word(0, 0), 1), (gates.word(0, 1), 1), (gates.word(0, 2), 1)])
+            .unwrap();
+        host.launcher.gemm(&host.stream, Policy::ReduceScatter, DType::Bf16, &params).unwrap();
+        host.stream.download(bytemuck::cast_slice_mut(&mut raised), signals.word(0, 0)).unwrap();
+    }
+    let expected: Vec<_> = product(&a, k, &b, k, m, n, k).into_iter().map(bf16::from_f32).collect();
+    assert!(slots.iter().all(|slot| host.download::<bf16>(slot) == expected));
+    assert!(raised.iter().all(|&signal| signal == 5), "{raised:?}");
+    // SAFETY: as above.
+    unsafe {
+        host.stream.write_values(&[(gates.word(0, 0), 2), (gates.word(0, 1), 2)]).unwrap();
+        let next = GemmParams { gate_epoch: 2, epoch: 6, ..params };
+        host.launcher.gemm(&host.stream, Policy::ReduceScatter, DType::Bf16, &next).unwrap();
+    }
+    host.stream.synchronize().unwrap();
+    let fault = host.log.fault().unwrap();
+    assert_eq!((fault.peer, fault.signal, fault.seen, fault.wanted), (6, 2, 1, 2));
 }

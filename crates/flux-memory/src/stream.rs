@@ -60,6 +60,31 @@ impl Stream {
         }
     }
 
+    /// Copies `rows` rows of `row_bytes` bytes. Each side is where its first row lies, and the bytes from one row to the
+    /// next.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy`], for every row.
+    pub unsafe fn copy_rows(
+        &self,
+        to: (Address, usize),
+        from: (Address, usize),
+        row_bytes: usize,
+        rows: usize,
+    ) -> Result<()> {
+        match self {
+            _ if rows == 0 || row_bytes == 0 => Ok(()),
+            // SAFETY: the caller's promise; without gaps, all rows are one range.
+            _ if rows == 1 || (to.1 == row_bytes && from.1 == row_bytes) => unsafe {
+                self.copy(to.0, from.0, rows.saturating_mul(row_bytes))
+            },
+            // SAFETY: the caller's promise.
+            Stream::Host(stream) => unsafe { stream.copy_rows(to, from, row_bytes, rows) },
+            // SAFETY: the caller's promise.
+            Stream::Cuda(stream) => unsafe { stream.copy_rows(to, from, row_bytes, rows) },
+        }
+    }
+
     /// Sets 32-bit words, in order, after making visible to every reader what the stream wrote before.
     ///
     /// # Safety

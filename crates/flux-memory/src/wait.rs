@@ -73,8 +73,14 @@ impl WaitSite {
 pub struct FaultLog {
     rank: u32,
     budget: Duration,
+    record: Arc<Record>,
+}
+
+/// What all handles to a log share.
+#[derive(Debug)]
+struct Record {
     /// A [`Fault`] that kernels write, and one word of scratch for the watchdog.
-    record: Buffer,
+    fault: Buffer,
     /// The flag, and behind it the word by which one writer of the record is elected.
     flag: Buffer,
     from_watchdog: Mutex<Option<Fault>>,
@@ -88,14 +94,21 @@ impl FaultLog {
         let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
         let flag = Buffer::allocate(device, 2 * size_of::<u32>(), Placement::Device)?;
         let rescue = device.as_cuda().map(|gpu| CudaStream::new(gpu, Priority::Rescue)).transpose()?;
-        Ok(Arc::new(Self { rank, budget, record, flag, from_watchdog: Mutex::new(None), rescue }))
+        let record = Record { fault: record, flag, from_watchdog: Mutex::new(None), rescue };
+        Ok(Arc::new(Self { rank, budget, record: Arc::new(record) }))
+    }
+
+    /// The same log, for waits that may each last `budget`. Who waits for a rank that may itself be waiting is to be more
+    /// patient than that one: then the fault names the signal that was lost, not what its loss held up.
+    pub fn with_budget(&self, budget: Duration) -> Arc<Self> {
+        Arc::new(Self { rank: self.rank, budget, record: Arc::clone(&self.record) })
     }
 
     /// What operation `op`'s kernels need to bound their waits.
     pub fn bound(&self, op: u32) -> WaitBound {
         WaitBound {
-            record: self.record.address(),
-            flag: self.flag.address(),
+            record: self.record.fault.address(),
+            flag: self.record.flag.address(),
             budget_ns: u64::try_from(self.budget.as_nanos()).unwrap_or(u64::MAX),
             rank: self.rank,
             op,
@@ -109,14 +122,14 @@ impl FaultLog {
 
     /// The first wait that expired, if one has. Looks only at host memory.
     pub fn fault(&self) -> Option<Fault> {
-        let record: *mut Fault = self.record.address().as_ptr();
+        let record: *mut Fault = self.record.fault.address().as_ptr();
         // SAFETY: the record is host memory of this log; whoever writes it stores `state` last, with release, and
         // writes it once, so after the acquire it does not change any more.
         let from_kernel = unsafe {
             (AtomicU32::from_ptr(&raw mut (*record).state).load(Ordering::Acquire) != 0)
                 .then(|| record.read_volatile())
         };
-        from_kernel.or_else(|| *self.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner))
+        from_kernel.or_else(|| *self.record.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A place in a stream that waits for `signals`. It is to be dropped before the signals are.
@@ -125,7 +138,7 @@ impl FaultLog {
         op: u32,
         signals: Vec<(Address, WaitSite)>,
     ) -> Result<Arc<WaitPoint>> {
-        let marks = match &self.rescue {
+        let marks = match &self.record.rescue {
             None => None,
             Some(stream) => {
                 let device = Device::Cuda(Arc::clone(stream.device()));
@@ -141,12 +154,12 @@ impl FaultLog {
     }
 
     pub(crate) fn rescue(&self) -> Option<(&CudaStream, Address, Address)> {
-        let scratch = self.record.address().add(size_of::<Fault>());
-        self.rescue.as_ref().map(|stream| (stream, scratch, self.flag.address()))
+        let scratch = self.record.fault.address().add(size_of::<Fault>());
+        self.record.rescue.as_ref().map(|stream| (stream, scratch, self.record.flag.address()))
     }
 
     pub(crate) fn report(&self, fault: Fault) {
-        self.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+        self.record.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
     }
 }
 

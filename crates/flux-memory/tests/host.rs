@@ -138,3 +138,50 @@ fn a_missing_gpu_is_an_error() {
     let error = Device::cuda(count).unwrap_err();
     assert!(matches!(error, Error::NoCudaDriver { .. } | Error::NoSuchDevice { .. }), "{error}");
 }
+
+#[test]
+fn rows_are_copied_between_pitches() {
+    let device = Device::host();
+    let stream = device.stream().unwrap();
+    let from = Buffer::allocate(&device, 12, Placement::Device).unwrap();
+    from.upload(&stream, 0, b"ab.cd.ef.gh.").unwrap();
+    for (to_pitch, from_pitch, rows, expected) in [
+        (4, 3, 3, b"ab--cd--ef------"),
+        (2, 3, 4, b"abcdefgh--------"),
+        (2, 2, 3, b"ab.cd.----------"), // without gaps on either side
+        (usize::MAX, 3, 1, b"ab--------------"),
+        (4, 3, 0, b"----------------"),
+    ] {
+        let to = Buffer::allocate(&device, 16, Placement::Device).unwrap();
+        to.upload(&stream, 0, &[b'-'; 16]).unwrap();
+        let (to_side, from_side) = ((to.address(), to_pitch), (from.address(), from_pitch));
+        // SAFETY: both buffers outlive the download.
+        unsafe { stream.copy_rows(to_side, from_side, 2, rows).unwrap() };
+        let mut read = [0; 16];
+        to.download(&stream, 0, &mut read).unwrap();
+        assert_eq!(&read, expected, "{to_pitch} {from_pitch} {rows}");
+    }
+}
+
+/// Two handles to one log: whoever waits for a rank that waits itself is more patient, and gives up with it.
+#[test]
+fn a_patient_wait_shares_the_log() {
+    let device = Device::host();
+    let signals = SymmetricSignals::allocate(std::slice::from_ref(&device), 2, Placement::Device).unwrap();
+    let log = FaultLog::new(&device, 3, Duration::from_millis(300)).unwrap();
+    let patient = log.with_budget(Duration::from_secs(100));
+    let [impatient, patient] = [(&log, 0), (&patient, 1)].map(|(log, signal)| {
+        log.wait_point(7, vec![(signals.word(0, signal as usize), site(1, signal))]).unwrap()
+    });
+    let streams = [device.stream().unwrap(), device.stream().unwrap()];
+    let begin = Instant::now();
+    // SAFETY: the signals outlive the waits.
+    unsafe {
+        streams[0].wait_values(&patient, 1).unwrap();
+        streams[1].wait_values(&impatient, 1).unwrap();
+    }
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    assert!(begin.elapsed() < Duration::from_secs(50));
+    let fault = log.fault().unwrap();
+    assert_eq!((fault.rank, fault.op, fault.signal), (3, 7, 0));
+}

@@ -94,11 +94,7 @@ impl AllGather {
                 let others = || (0..world_size).filter(move |&peer| peer != rank);
                 Ok(Rank {
                     link,
-                    may_move: (0..world_size)
-                        .map(|peer| {
-                            before_moving.wait_point(&signals, log, spec.op, rank, std::iter::once(peer))
-                        })
-                        .collect::<Result<_>>()?,
+                    may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
                     may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                     shard_arrived: Vec::new(),
@@ -128,12 +124,27 @@ impl AllGather {
         Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
     }
 
-    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy. Only
-    /// after the caller's stream has passed the previous call of this rank, and only when pushing: when pulling, the
-    /// peers may still read the previous shard there.
+    /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy; only after
+    /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
         Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
+    }
+
+    /// `compute` goes on only when [`AllGather::shard`] may be overwritten: what the call before `epoch` left there has been
+    /// sent, or fetched by the peers.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub unsafe fn claim(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
+        check_rank(rank, self.ranks.len())?;
+        let state = &self.ranks[rank];
+        state.link.follow_previous(compute)?; // which ended after its own pushes
+        if self.spec.direction == Direction::Pull {
+            // SAFETY: the signals belong to this op.
+            unsafe { compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))? };
+        }
+        Ok(())
     }
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
@@ -154,17 +165,14 @@ impl AllGather {
         let bytes = self.chunks(rows)?.shards().rows(rank) * self.spec.row_bytes;
         let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
-        state.link.follow_previous(compute)?;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
         // the shard. The epochs keep the peers' accesses apart.
         unsafe {
+            self.claim(rank, epoch, compute)?;
             if push {
                 state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
-            } else {
-                compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))?;
-                if let Some(outbox) = &self.outbox {
-                    compute.copy(outbox.address(rank), shard, bytes)?;
-                }
+            } else if let Some(outbox) = &self.outbox {
+                compute.copy(outbox.address(rank), shard, bytes)?;
             }
             if shard != own_place {
                 compute.copy(own_place, shard, bytes)?;
@@ -296,23 +304,24 @@ impl AllGather {
     /// Makes it possible to wait for one shard at a time: [`AllGather::wait_for`]. `members` are those that it was built
     /// for.
     pub fn watch_shards(&mut self, members: &Members) -> Result<()> {
-        let world_size = self.ranks.len();
         for (rank, (state, log)) in self.ranks.iter_mut().zip(&members.faults).enumerate() {
-            let watch =
-                |peer| self.arrived.wait_point(&self.signals, log, self.spec.op, rank, std::iter::once(peer));
-            state.shard_arrived = (0..world_size).map(watch).collect::<Result<_>>()?;
+            state.shard_arrived =
+                self.arrived.wait_points(&self.signals, log, self.spec.op, rank, members.world_size())?;
         }
         Ok(())
     }
 
-    /// `compute` goes on only when the shard of `peer`, another rank, of call `epoch` has arrived at `rank`; without
-    /// [`AllGather::watch_shards`] only when all have.
+    /// `compute` goes on only when `peer`'s shard of call `epoch` has arrived at `rank`; at once if that is `rank` itself.
+    /// Without [`AllGather::watch_shards`] it goes on only when all have.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn wait_for(&self, rank: usize, peer: usize, epoch: u32, compute: &Stream) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         check_rank(peer, self.ranks.len())?;
+        if peer == rank {
+            return Ok(());
+        }
         let state = &self.ranks[rank];
         let point = state.shard_arrived.get(peer).unwrap_or(&state.all_arrived);
         // SAFETY: the signals belong to this op.

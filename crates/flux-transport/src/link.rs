@@ -142,6 +142,19 @@ impl PeerWords {
         Ok(log.wait_point(op, words)?)
     }
 
+    /// `rank` waits for the word of one peer at a time: a point for each.
+    pub(crate) fn wait_points(
+        self,
+        signals: &SymmetricSignals,
+        log: &Arc<FaultLog>,
+        op: u32,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<Vec<Arc<WaitPoint>>> {
+        let of_peer = |peer| self.wait_point(signals, log, op, rank, std::iter::once(peer));
+        (0..world_size).map(of_peer).collect()
+    }
+
     /// `rank` raises its word at each of `peers`.
     ///
     /// # Safety

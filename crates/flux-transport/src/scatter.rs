@@ -5,6 +5,9 @@
 //! [`Scatter::tile_signals`]; or GEMMs write to [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`]
 //! move the rows, or [`Scatter::stage_shard`] and [`Scatter::transfer_rest`], destination by destination. Then the owner
 //! sums its slots, and [`Scatter::release`] lets the sources overwrite them.
+//!
+//! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
+//! an AllGather, and one wait less.
 
 use crate::link::{Link, PeerWords, check_rank};
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
@@ -46,6 +49,8 @@ pub struct Scatter {
     ranks: Vec<Rank>,
     transfer: Box<dyn DataTransfer>,
     spec: ScatterSpec,
+    /// Every rank owns all rows.
+    to_all: bool,
     slot_rows: usize,
     slots: SymmetricBuffer,
     partial: Option<SymmetricBuffer>,
@@ -76,10 +81,23 @@ struct Rank {
 impl Scatter {
     /// Allocates for every rank its slots (one shard per source), the signals, and the partial rows if wanted.
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: ScatterSpec) -> Result<Self> {
+        Self::build(transfer, members, spec, false)
+    }
+
+    /// As [`Scatter::new`], but every rank's partial rows all go to every rank: slots have room for `max_rows` rows.
+    pub fn to_all(transfer: Box<dyn DataTransfer>, members: &Members, spec: ScatterSpec) -> Result<Self> {
+        Self::build(transfer, members, spec, true)
+    }
+
+    fn build(
+        transfer: Box<dyn DataTransfer>,
+        members: &Members,
+        spec: ScatterSpec,
+        to_all: bool,
+    ) -> Result<Self> {
         let world_size = members.world_size();
-        let shards = Shards::new(spec.max_rows, world_size)?;
-        Chunks::new(shards, spec.chunk_rows)?;
-        let (slot_rows, devices) = (shards.max_rows(), &members.devices);
+        let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
+        let (slot_rows, devices) = (chunks.shards().max_rows(), &members.devices);
         let allocate = |rows: usize| {
             SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), spec.placement)
         };
@@ -103,11 +121,7 @@ impl Scatter {
                 let log = &members.faults[rank];
                 Ok(Rank {
                     link,
-                    may_move: (0..world_size)
-                        .map(|peer| {
-                            before_moving.wait_point(&signals, log, spec.op, rank, std::iter::once(peer))
-                        })
-                        .collect::<Result<_>>()?,
+                    may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
                     all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
                     last_pull: AtomicU64::new(NO_PULL),
                 })
@@ -116,6 +130,7 @@ impl Scatter {
         Ok(Self {
             transfer,
             spec,
+            to_all,
             slot_rows,
             slots,
             partial,
@@ -241,7 +256,9 @@ impl Scatter {
                 state.link.fork(compute)?;
                 return self.transfer_with(rank, destination, epoch, rows);
             }
-            state.last_pull.store(u64::from(epoch), Ordering::Relaxed);
+            if state.last_pull.swap(u64::from(epoch), Ordering::Relaxed) != u64::from(epoch) {
+                state.link.fork(compute)?; // what `rank` fetches goes into slots that the call before has summed
+            }
             self.ready.raise(&self.signals, compute, rank, std::iter::once(destination), epoch)
         }
     }
@@ -269,7 +286,7 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = Chunks::new(Shards::new(rows, self.ranks.len())?, self.spec.chunk_rows)?;
+        let chunks = cut(rows, self.ranks.len(), self.spec.chunk_rows, self.to_all)?;
         let state = &self.ranks[rank];
         let transfers = &state.link.transfers;
         let push = self.spec.direction == Direction::Push;
@@ -301,9 +318,10 @@ impl Scatter {
         transfers: &Stream,
         epoch: u32,
     ) -> Result<()> {
-        let first_row = chunks.shards().range(owner).start;
-        for index in 0..chunks.count(owner) {
-            let rows = chunks.rows(owner, index);
+        let shard = if self.to_all { 0 } else { owner };
+        let first_row = chunks.shards().range(shard).start;
+        for index in 0..chunks.count(shard) {
+            let rows = chunks.rows(shard, index);
             let chunk = Chunk {
                 from: self.partial(source).add(rows.start * self.spec.row_bytes),
                 to: self.slot(owner, source).add((rows.start - first_row) * self.spec.row_bytes),
@@ -335,6 +353,12 @@ impl Scatter {
     fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
+}
+
+/// The chunks of `rows` rows: of one shard for each owner, or of the one shard that goes to all.
+fn cut(rows: usize, world_size: usize, chunk_rows: usize, to_all: bool) -> Result<Chunks> {
+    let shards = Shards::new(rows, if to_all { world_size.min(1) } else { world_size })?;
+    Ok(Chunks::new(shards, chunk_rows)?)
 }
 
 impl Drop for Scatter {

@@ -105,11 +105,13 @@ fn all_gather_brings_every_row_to_every_rank() {
 
 #[test]
 fn scatter_brings_every_row_into_its_owners_slots() {
-    for world_size in [1, 2, 3, 4, 5, 8] {
+    for (world_size, to_all) in [1, 2, 3, 4, 5, 8].into_iter().flat_map(|w| [(w, false), (w, true)]) {
         for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100)]) {
             let members = members(world_size, Duration::from_secs(20));
-            let scatter =
-                Scatter::new(Box::new(PeerCopy), &members, scatter_spec(direction, chunk_rows)).unwrap();
+            let build = if to_all { Scatter::to_all } else { Scatter::new };
+            let scatter = build(Box::new(PeerCopy), &members, scatter_spec(direction, chunk_rows)).unwrap();
+            let slot_rows = if to_all { MAX_ROWS } else { MAX_ROWS.div_ceil(world_size) };
+            assert_eq!(scatter.slot_rows(), slot_rows);
             let streams = streams(world_size);
             for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {
                 for rank in (0..world_size).rev() {
@@ -123,7 +125,8 @@ fn scatter_brings_every_row_into_its_owners_slots() {
                     }
                 }
                 for (rank, stream) in streams.iter().enumerate() {
-                    let own = Shards::new(rows, world_size).unwrap().range(rank);
+                    let shard = Shards::new(rows, world_size).unwrap().range(rank);
+                    let own = if to_all { 0..rows } else { shard };
                     for source in 0..world_size {
                         let expected: Vec<u8> =
                             own.clone().flat_map(|row| row_bytes(epoch, source, row)).collect();
@@ -141,6 +144,114 @@ fn scatter_brings_every_row_into_its_owners_slots() {
             }
             assert!(members.faults.iter().all(|log| log.fault().is_none()));
         }
+    }
+}
+
+/// Shards may be fetched as soon as each is complete, but not into a slot that its owner still reads.
+#[test]
+fn a_slow_owner_is_not_overtaken() {
+    for (direction, by_shard) in DIRECTIONS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
+        let (world_size, rows, calls) = (2, 8, 3);
+        let members = members(world_size, Duration::from_secs(20));
+        let scatter = Scatter::new(Box::new(PeerCopy), &members, scatter_spec(direction, 4)).unwrap();
+        let streams = streams(world_size);
+        let buffer = |bytes: usize| Buffer::allocate(&Device::host(), bytes, Placement::Device).unwrap();
+        let (inputs, read): (Vec<_>, Vec<_>) =
+            (1..=calls).map(|_| (buffer(rows * ROW), buffer(world_size * ROW))).unzip();
+        for (epoch, input) in (1..).zip(&inputs) {
+            let partial: Vec<u8> = (0..rows).flat_map(|row| row_bytes(epoch, 0, row)).collect();
+            input.upload(&streams[0], 0, &partial).unwrap();
+        }
+        for (epoch, (input, read)) in (1..).zip(inputs.iter().zip(&read)) {
+            for (rank, stream) in streams.iter().enumerate() {
+                // SAFETY: all memory outlives what is enqueued; rank 0 reads its slots before it releases them.
+                unsafe {
+                    scatter.begin(rank, stream).unwrap();
+                    stream.copy(scatter.partial(rank), input.address(), rows * ROW).unwrap();
+                    if by_shard {
+                        for owner in [1 - rank, rank] {
+                            scatter.stage_shard(rank, owner, epoch, rows, stream).unwrap();
+                        }
+                    } else {
+                        scatter.stage(rank, epoch, stream).unwrap();
+                    }
+                }
+            }
+            for (rank, stream) in streams.iter().enumerate() {
+                let transfer = if by_shard { Scatter::transfer_rest } else { Scatter::transfer };
+                let Stream::Host(host) = stream else { panic!("not a host stream") };
+                // SAFETY: as above.
+                unsafe { transfer(&scatter, rank, epoch, rows, stream).unwrap() };
+                let arrived = scatter.arrived(rank);
+                let words: Vec<_> = (0..world_size).map(|source| arrived.add(4 * source)).collect();
+                host.launch(move || words.into_iter().for_each(|word| wait_for(word, epoch))).unwrap();
+                if rank == 0 {
+                    host.launch(|| std::thread::sleep(Duration::from_millis(100))).unwrap();
+                    for source in 0..world_size {
+                        let to = read.address().add(source * ROW);
+                        // SAFETY: as above.
+                        unsafe { stream.copy(to, scatter.slot(0, source), ROW).unwrap() };
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { scatter.release(rank, epoch, stream).unwrap() };
+            }
+        }
+        for (epoch, read) in (1..).zip(&read) {
+            let mut bytes = [0; 2 * ROW];
+            read.download(&streams[0], 0, &mut bytes).unwrap();
+            assert_eq!(bytes, *row_bytes(epoch, 0, 0).repeat(2), "{direction}, {by_shard}, call {epoch}");
+        }
+        assert!(members.faults.iter().all(|log| log.fault().is_none()));
+    }
+}
+
+/// A rank writes its shard where its peers expect it, and reads each of theirs when it has arrived.
+#[test]
+fn shards_are_made_in_place_and_read_one_by_one() {
+    for (direction, placement) in
+        DIRECTIONS.into_iter().flat_map(|d| [(d, Placement::Device), (d, Placement::PinnedHost)])
+    {
+        let world_size = 3;
+        let members = members(world_size, Duration::from_secs(20));
+        let spec = AllGatherSpec { placement, ..gather_spec(direction, 4) };
+        let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
+        let streams = streams(world_size);
+        for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 1, 0, MAX_ROWS]) {
+            let shards = Shards::new(rows, world_size).unwrap();
+            let data = |rank| -> Vec<u8> {
+                shards.range(rank).flat_map(|row| row_bytes(epoch, rank, row)).collect()
+            };
+            for (rank, stream) in streams.iter().enumerate() {
+                let shard = gather.shard(rank, rows).unwrap();
+                // SAFETY: the shard lies in the gather's own buffer, and is claimed before it is written to.
+                unsafe {
+                    gather.claim(rank, epoch, stream).unwrap();
+                    stream.upload(shard, &data(rank)).unwrap();
+                    gather.stage(rank, epoch, rows, shard, stream).unwrap();
+                    gather.transfer(rank, epoch, rows, shard).unwrap();
+                }
+            }
+            for (rank, stream) in streams.iter().enumerate() {
+                for peer in 0..world_size {
+                    let mut arrived = vec![0xff; shards.rows(peer) * ROW];
+                    let from = gather.gathered(rank).add(shards.range(peer).start * ROW);
+                    // SAFETY: as above.
+                    unsafe {
+                        gather.wait_for(rank, peer, epoch, stream).unwrap();
+                        stream.download(&mut arrived, from).unwrap();
+                    }
+                    assert_eq!(arrived, data(peer), "{peer} at {rank}, {direction}, call {epoch}");
+                }
+                // SAFETY: as above.
+                unsafe { gather.release(rank, epoch, stream).unwrap() };
+            }
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert!(members.faults.iter().all(|log| log.fault().is_none()));
+        // SAFETY: nothing is enqueued.
+        let outside = unsafe { gather.wait_for(0, 3, 1, &streams[0]) };
+        assert!(matches!(outside, Err(Error::RankOutOfRange { rank: 3, world_size: 3 })));
     }
 }
 

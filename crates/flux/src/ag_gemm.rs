@@ -189,6 +189,7 @@ impl Phased for AgGemm {
                 (_, Path::Local) => Ok(()),
                 (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
                 (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
                     let gathered = self.gather.gathered(rank);
                     if matches!(path, Path::Unfused | Path::CommunicationOnly) {
@@ -227,9 +228,7 @@ impl AgGemm {
             let a = gathered.rows_from(rows.start, dtype).address;
             // SAFETY: the caller's promise, for these rows.
             unsafe {
-                if shard != rank {
-                    self.gather.wait_for(rank, shard, epoch, stream)?;
-                }
+                self.gather.wait_for(rank, shard, epoch, stream)?;
                 self.launch(rank, epoch, &part, a, Path::Chunked, schedules, stream)?;
             }
         }

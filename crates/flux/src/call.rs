@@ -1,4 +1,4 @@
-//! What the two operations have in common: how they are specified, and how a call is checked.
+//! What the operations have in common: how they are specified, and how a call is checked.
 
 use crate::plan::{Path, PathChoice};
 use crate::schedules::Schedules;
@@ -27,12 +27,25 @@ pub struct OpSpec {
     pub direction: Direction,
     /// Rows in which a shard travels; by default as many as the link needs for its speed.
     pub chunk_rows: Option<usize>,
+    /// [`crate::GemmAr`] only: the most rows of a call whose tiles go to all ranks at once; with more, each rank sums a
+    /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
+    /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
+    pub one_shot_rows: Option<usize>,
 }
 
 impl OpSpec {
     /// A layer with a weight of `n` rows and `k` columns, for at most `max_m` rows of `dtype`.
     pub fn new(n: usize, k: usize, max_m: usize, dtype: DType) -> Self {
-        Self { n, k, max_m, dtype, path: PathPreference::Auto, direction: Direction::Push, chunk_rows: None }
+        Self {
+            n,
+            k,
+            max_m,
+            dtype,
+            path: PathPreference::Auto,
+            direction: Direction::Push,
+            chunk_rows: None,
+            one_shot_rows: None,
+        }
     }
 }
 
@@ -129,17 +142,25 @@ pub(crate) fn check_stream(group: &Group, rank: usize, stream: &Stream) -> Resul
     Ok(())
 }
 
-/// The parts of a call. Where ranks share a GPU, each phase is submitted for all of them before the next: then nothing
+/// The parts of a call; an operation need not have all of them. Where ranks share a GPU, each phase is submitted for all of them before the next: then nothing
 /// waits for what is submitted later, and streams that share a hardware queue, which runs what it holds in the order of
 /// submission, cannot hold each other up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// What depends on the rank alone, and on calls before.
     Begin,
-    /// What depends on the peers' first phase.
+    /// What depends on the peers' first phase: rows move before the GEMM, or after it.
     Transfer,
-    /// What depends on the peers' first two phases, and the end.
+    /// What depends on the peers' first two phases: the sum of what they sent.
+    Sum,
+    /// What depends on the peers' sums.
+    Gather,
+    /// What depends on all before, and the end.
     Finish,
+}
+
+impl Phase {
+    const ALL: [Self; 5] = [Self::Begin, Self::Transfer, Self::Sum, Self::Gather, Self::Finish];
 }
 
 /// Signals compare modulo 2³², and a call need not raise all of them: beyond this many calls an old one could pass for new.
@@ -275,7 +296,7 @@ unsafe fn in_phases<Op: Phased>(
         rank_state.broken = true; // until everything is enqueued
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();
-    for phase in [Phase::Begin, Phase::Transfer, Phase::Finish] {
+    for phase in Phase::ALL {
         for (rank, (call, stream)) in parts() {
             let mut rank_state = state.lock(rank);
             let part = (rank, rank_state.epoch, choice.path);

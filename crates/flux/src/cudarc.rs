@@ -1,9 +1,10 @@
 //! The same calls with cudarc's tensors: anything that implements its `DevicePtr` and `DevicePtrMut`.
 
 use crate::{
-    Address, AgGemm, AgGemmCall, Element, Error, GemmRs, GemmRsCall, Group, Matrix, PathChoice, Result,
+    Address, AgGemm, AgGemmCall, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall, Group, Matrix,
+    PathChoice, Result,
 };
-use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 use flux_launch::DType;
 use flux_memory::Stream;
 
@@ -18,18 +19,19 @@ impl AgGemm {
         c: &mut impl DevicePtrMut<T>,
         stream: &CudaStream,
     ) -> Result<PathChoice> {
-        let group = self.group();
         let (k, columns) = (self.spec().k, self.columns(rank).len());
-        let borrowed = borrow::<T>(group, rank, self.spec().dtype, stream)?;
-        check_len("A", a, self.rows(rank, m).len(), k)?;
-        check_len("B", b, columns, k)?;
-        check_len("C", c, m, columns)?;
-        let ((a, _reads_a), (b, _reads_b)) = (enter(a, stream), enter(b, stream));
-        let (c, _writes_c) = c.device_ptr_mut(stream);
-        let call =
-            AgGemmCall { m, a, b: Matrix::contiguous(b, k), c: Matrix::contiguous(Address(c), columns) };
-        // SAFETY: the lengths were checked; cudarc orders later uses of the tensors after this stream's work.
-        unsafe { self.enqueue(rank, &call, &borrowed) }
+        let shapes = [[self.rows(rank, m).len(), k], [columns, k], [m, columns]];
+        with_tensors(
+            (self.group(), self.spec().dtype),
+            rank,
+            (a, b, c),
+            shapes,
+            stream,
+            |[a, b, c], stream| {
+                // SAFETY: the lengths were checked; cudarc orders later uses of the tensors after this stream's work.
+                unsafe { self.enqueue(rank, &AgGemmCall { m, a: a.address, b, c }, stream) }
+            },
+        )
     }
 }
 
@@ -44,28 +46,67 @@ impl GemmRs {
         c: &mut impl DevicePtrMut<T>,
         stream: &CudaStream,
     ) -> Result<PathChoice> {
-        let group = self.group();
         let (n, depth) = (self.spec().n, self.depth(rank).len());
-        let borrowed = borrow::<T>(group, rank, self.spec().dtype, stream)?;
-        check_len("A", a, m, depth)?;
-        check_len("B", b, n, depth)?;
-        check_len("C", c, self.rows(rank, m).len(), n)?;
-        let ((a, _reads_a), (b, _reads_b)) = (enter(a, stream), enter(b, stream));
-        let (c, _writes_c) = c.device_ptr_mut(stream);
-        let call = GemmRsCall {
-            m,
-            a: Matrix::contiguous(a, depth),
-            b: Matrix::contiguous(b, depth),
-            c: Matrix::contiguous(Address(c), n),
-        };
-        // SAFETY: as above.
-        unsafe { self.enqueue(rank, &call, &borrowed) }
+        let shapes = [[m, depth], [n, depth], [self.rows(rank, m).len(), n]];
+        with_tensors(
+            (self.group(), self.spec().dtype),
+            rank,
+            (a, b, c),
+            shapes,
+            stream,
+            |[a, b, c], stream| {
+                // SAFETY: as above.
+                unsafe { self.enqueue(rank, &GemmRsCall { m, a, b, c }, stream) }
+            },
+        )
     }
 }
 
-fn enter<'a, T>(tensor: &'a impl DevicePtr<T>, stream: &'a CudaStream) -> (Address, SyncOnDrop<'a>) {
-    let (address, sync) = tensor.device_ptr(stream);
-    (Address(address), sync)
+impl GemmAr {
+    /// [`GemmAr::enqueue`] for tensors without gaps: `a` `[m, K_r]`, `b` `[N, K_r]`, `c` `[m, N]`, on `stream`.
+    pub fn enqueue_cudarc<T: Element>(
+        &self,
+        rank: usize,
+        m: usize,
+        a: &impl DevicePtr<T>,
+        b: &impl DevicePtr<T>,
+        c: &mut impl DevicePtrMut<T>,
+        stream: &CudaStream,
+    ) -> Result<PathChoice> {
+        let (n, depth) = (self.spec().n, self.depth(rank).len());
+        let shapes = [[m, depth], [n, depth], [m, n]];
+        with_tensors(
+            (self.group(), self.spec().dtype),
+            rank,
+            (a, b, c),
+            shapes,
+            stream,
+            |[a, b, c], stream| {
+                // SAFETY: as above.
+                unsafe { self.enqueue(rank, &GemmArCall { m, a, b, c }, stream) }
+            },
+        )
+    }
+}
+
+/// Checks the tensors of a call of `rank` against the rows and columns in `shapes`, and hands them to `enqueue`.
+fn with_tensors<T: Element>(
+    (group, dtype): (&Group, DType),
+    rank: usize,
+    (a, b, c): (&impl DevicePtr<T>, &impl DevicePtr<T>, &mut impl DevicePtrMut<T>),
+    shapes: [[usize; 2]; 3],
+    stream: &CudaStream,
+    enqueue: impl FnOnce([Matrix; 3], &Stream) -> Result<PathChoice>,
+) -> Result<PathChoice> {
+    let borrowed = borrow::<T>(group, rank, dtype, stream)?;
+    check_len("A", a, shapes[0])?;
+    check_len("B", b, shapes[1])?;
+    check_len("C", c, shapes[2])?;
+    let ((a, _reads_a), (b, _reads_b)) = (a.device_ptr(stream), b.device_ptr(stream));
+    let (c, _writes_c) = c.device_ptr_mut(stream);
+    let [a, b, c] = [(a, 0), (b, 1), (c, 2)]
+        .map(|(address, index)| Matrix::contiguous(Address(address), shapes[index][1]));
+    enqueue([a, b, c], &borrowed)
 }
 
 fn borrow<T: Element>(group: &Group, rank: usize, dtype: DType, stream: &CudaStream) -> Result<Stream> {
@@ -83,7 +124,7 @@ fn borrow<T: Element>(group: &Group, rank: usize, dtype: DType, stream: &CudaStr
     Ok(unsafe { Stream::borrow_cuda(device, stream.cu_stream()) }?)
 }
 
-fn check_len<T>(name: &'static str, tensor: &impl DeviceSlice<T>, rows: usize, columns: usize) -> Result<()> {
+fn check_len<T>(name: &'static str, tensor: &impl DeviceSlice<T>, [rows, columns]: [usize; 2]) -> Result<()> {
     let (len, needed) = (tensor.len(), rows.saturating_mul(columns));
     if len < needed {
         let reason = format!("it has {len} elements, but {rows} rows of {columns} need {needed}");

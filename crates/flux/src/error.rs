@@ -117,6 +117,14 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// Ranks that should hold the same result do not.
+    #[error("rank {rank} holds another result than rank {other}: a defect of flux; please report the shape")]
+    RanksDiffer {
+        /// A rank.
+        rank: usize,
+        /// Another one.
+        other: usize,
+    },
     /// Ranks that share a GPU were called one by one.
     #[error(
         "rank {rank} shares {device} with other ranks: call them together with `enqueue_all`, since one that waits for a \

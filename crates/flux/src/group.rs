@@ -30,7 +30,8 @@ pub struct GroupConfig {
     /// really send their traffic over PCIe, and GPUs without peer access can exchange at all. AllGather is then best
     /// pulled: pushed rows stay in host memory, and the GEMM reads them over PCIe.
     pub peer_memory: Placement,
-    /// How long a wait for a peer may last. It begins when the wait does, however much is queued before it.
+    /// How long a wait for a peer may last. It begins when the wait does, however much is queued before it. A wait for a
+    /// peer that may itself be waiting (for the shards that [`crate::GemmAr`] gathers) may last twice as long.
     pub wait_budget: Duration,
     /// A fault to rehearse: all data signals of one rank to another are lost. For tests.
     pub signal_loss: Option<SignalLoss>,

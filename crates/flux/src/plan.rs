@@ -6,6 +6,15 @@ use flux_swizzle::{Shards, TileShape};
 /// push at 217 (measured on two H200s).
 const MIN_CHUNK_BYTES: usize = 4 << 20;
 
+/// Results of at most so many bytes are reduced one-shot. Beside a ReduceScatter and an AllGather, one-shot sends (W − 1) ·
+/// (1 − 2/W) times the result more, and saves the W − 1 copies of the AllGather. A copy costs 2.2 µs beyond its bytes (a
+/// 1 MiB push at 217 GB/s where the link does 395, as above), in which the link sends 0.87 MB: with 0.87 MB / (1 − 2/W)
+/// the two cost the same, which is 1.2 MB for W = 8, more for fewer ranks.
+const ONE_SHOT_BYTES: usize = 1 << 20;
+
+/// Slots for one-shot calls take W times their rows: no more of them than this, however short they are.
+const ONE_SHOT_ROWS: usize = 256;
+
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PathPreference {
@@ -17,7 +26,7 @@ pub enum PathPreference {
     /// One after the other, whatever the size.
     Unfused,
     /// One GEMM for each shard, overlapped with the other shards' communication, whatever the size: the usual way to
-    /// overlap, here to compare with.
+    /// overlap, here to compare with. A [`crate::GemmAr`] that sums few rows has no shards, and goes unfused.
     Chunked,
     /// The communication without the GEMM, to measure it: C is not the product.
     CommunicationOnly,
@@ -78,6 +87,40 @@ pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShap
     PathChoice { path, why }
 }
 
+/// AllReduce: few rows go one-shot, whose tiles straddle no shards, because there are none. More rows go in two steps: as
+/// [`choose`] says, and then gathered.
+pub(crate) fn choose_all_reduce(
+    preference: PathPreference,
+    one_shot_rows: usize,
+    shards: &Shards,
+    tile: TileShape,
+) -> PathChoice {
+    let one_shot = shards.total() <= one_shot_rows;
+    let PathChoice { path, why } = choose(preference, shards, tile);
+    let (path, why) = match (preference, path, one_shot) {
+        (_, Path::Local, _) => (path, why),
+        (PathPreference::Auto, _, true) => {
+            (Path::Fused, "few rows: tiles go to all ranks at once, and each sums all rows itself")
+        }
+        (PathPreference::Auto, Path::Fused, false) => {
+            (path, "shards fill their tiles: tiles go to the rows' owners, whose sums are gathered")
+        }
+        (PathPreference::Auto, _, false) => (path, why),
+        (PathPreference::Chunked, _, true) => (
+            Path::Unfused,
+            "few rows, so every rank sums all rows itself: there are no shards to go one by one",
+        ),
+        (_, _, true) => (path, "as asked; few rows, so every rank sums all rows itself"),
+        (_, _, false) => (path, "as asked; each rank sums a shard of the rows, and the shards are gathered"),
+    };
+    PathChoice { path, why }
+}
+
+/// The most rows that are reduced one-shot, if the caller does not say.
+pub(crate) fn one_shot_rows(row_bytes: usize) -> usize {
+    (ONE_SHOT_BYTES / row_bytes.max(1)).min(ONE_SHOT_ROWS)
+}
+
 /// Rows of a chunk: enough for the link's speed, and no less than a tile, which is the least that can be waited for.
 pub(crate) fn chunk_rows(row_bytes: usize, tile: TileShape, max_shard_rows: usize) -> usize {
     MIN_CHUNK_BYTES.div_ceil(row_bytes.max(1)).max(tile.rows).min(max_shard_rows.max(1))
@@ -104,6 +147,27 @@ mod tests {
             assert_eq!(choose(PathPreference::Auto, &shards, TILE).path, path, "m = {m}, W = {world_size}");
             assert_eq!(choose(PathPreference::Fused, &shards, TILE).path, Path::Fused);
         }
+    }
+
+    #[test]
+    fn auto_reduces_few_rows_one_shot_and_many_in_two_steps() {
+        for (m, world_size, path, why) in [
+            (1, 1, Path::Local, "one rank"),
+            (0, 8, Path::Fused, "few rows"),
+            (64, 8, Path::Fused, "few rows"),
+            (65, 8, Path::Unfused, "half a tile"),
+            (512, 8, Path::Fused, "gathered"),
+        ] {
+            let shards = Shards::new(m, world_size).unwrap();
+            let choice = choose_all_reduce(PathPreference::Auto, one_shot_rows(16_384), &shards, TILE);
+            assert!(choice.path == path && choice.why.contains(why), "m = {m}, W = {world_size}: {choice:?}");
+            let asked = choose_all_reduce(PathPreference::Unfused, 64, &shards, TILE);
+            assert!(asked.path == Path::Unfused && asked.why.starts_with("as asked"), "{asked:?}");
+            let chunked = choose_all_reduce(PathPreference::Chunked, 64, &shards, TILE);
+            let expected = if m <= 64 { Path::Unfused } else { Path::Chunked };
+            assert!(chunked.path == expected, "m = {m}: {chunked:?}");
+        }
+        assert_eq!((one_shot_rows(0), one_shot_rows(2), one_shot_rows(4 << 20)), (256, 256, 0));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! out and for checking it. Between ranks' calls nothing goes through here.
 
 use crate::{
-    AgGemm, AgGemmCall, Buffer, Element, Error, GemmRs, GemmRsCall, Group, Matrix, OpSpec, PathChoice,
-    Placement, Result, Stream,
+    AgGemm, AgGemmCall, Buffer, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall, Group, Matrix,
+    OpSpec, PathChoice, Placement, Result, Stream,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub trait Operation: sealed::Sealed {
     /// Enqueues a call of all ranks, given each one's parts of A, B and C.
     ///
     /// # Safety
-    /// As for [`AgGemm::enqueue_all`] and [`GemmRs::enqueue_all`].
+    /// As for the operation's own `enqueue_all`.
     unsafe fn enqueue_parts(
         &self,
         m: usize,
@@ -62,6 +62,7 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for crate::AgGemm {}
     impl Sealed for crate::GemmRs {}
+    impl Sealed for crate::GemmAr {}
 }
 
 impl Operation for AgGemm {
@@ -111,6 +112,33 @@ impl Operation for GemmRs {
         streams: &[&Stream],
     ) -> Result<PathChoice> {
         let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmRsCall { m, a, b, c }).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_all(&calls, streams) }
+    }
+}
+
+impl Operation for GemmAr {
+    fn spec(&self) -> &OpSpec {
+        GemmAr::spec(self)
+    }
+
+    /// C is the same whole result on every rank.
+    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
+        let (n, depth) = (self.spec().n, self.depth(rank));
+        [
+            Part { rows: 0..m, columns: depth.clone() },
+            Part { rows: 0..n, columns: depth },
+            Part { rows: 0..m, columns: 0..n },
+        ]
+    }
+
+    unsafe fn enqueue_parts(
+        &self,
+        m: usize,
+        parts: &[[Matrix; 3]],
+        streams: &[&Stream],
+    ) -> Result<PathChoice> {
+        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmArCall { m, a, b, c }).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -226,11 +254,13 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         self.group.check()
     }
 
-    /// Waits for all ranks and puts C `[m, n]` together; NaN where no call has written yet.
+    /// Waits for all ranks and puts C `[m, n]` together; NaN where no call has written yet. Ranks that hold the same part
+    /// must hold the same bits.
     pub fn result(&self) -> Result<Vec<E>> {
         self.synchronize()?;
         let n = self.op.spec().n;
         let mut whole = zeroed::<E>(self.m.saturating_mul(n))?;
+        let mut first: Option<Vec<E>> = None;
         for (index, rank) in self.ranks.iter().enumerate() {
             let len = rank.c_part.len();
             let mut c = zeroed::<E>(len + 2 * GUARD)?;
@@ -241,7 +271,16 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             if !guards.iter().all(|value| value.is_nan()) {
                 return Err(Error::WroteOutside { rank: index });
             }
-            rank.c_part.paste(&c[GUARD..GUARD + len], &mut whole, n);
+            let part = &c[GUARD..GUARD + len];
+            match &first {
+                Some(first) if rank.c_part == self.ranks[0].c_part => {
+                    if bytemuck::cast_slice::<E, u8>(first) != bytemuck::cast_slice::<E, u8>(part) {
+                        return Err(Error::RanksDiffer { rank: index, other: 0 });
+                    }
+                }
+                _ => rank.c_part.paste(part, &mut whole, n),
+            }
+            first.get_or_insert_with(|| part.to_vec());
         }
         Ok(whole)
     }
@@ -293,4 +332,27 @@ fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E])
     let buffer = Buffer::allocate(group.device(rank)?, size_of_val(values), Placement::Device)?;
     buffer.upload(stream, 0, bytemuck::cast_slice(values))?;
     Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BackendChoice, DType, GroupConfig};
+    use half::bf16;
+
+    #[test]
+    fn ranks_that_hold_different_results_are_noticed() {
+        let config = GroupConfig { backend: BackendChoice::Host, ..GroupConfig::default() };
+        let group = Group::local_with(3, config).unwrap();
+        let op = GemmAr::new(&group, OpSpec::new(5, 4, 2, DType::Bf16)).unwrap();
+        let (a, b) = (vec![bf16::ONE; 8], vec![bf16::ONE; 20]);
+        let whole = Whole::place(&group, &op, &a, &b, 2).unwrap();
+        whole.enqueue().unwrap();
+        assert_eq!(whole.result().unwrap(), vec![bf16::from_f32(4.0); 10]);
+        let rank = &whole.ranks[2];
+        rank.c_buffer.upload(&rank.stream, 2 * (GUARD + 9), &[0; 2]).unwrap();
+        assert!(matches!(whole.result(), Err(Error::RanksDiffer { rank: 2, other: 0 })));
+        rank.c_buffer.upload(&rank.stream, 0, &[0; 2]).unwrap();
+        assert!(matches!(whole.result(), Err(Error::WroteOutside { rank: 2 })));
+    }
 }

@@ -3,7 +3,7 @@
 use super::shapes::Shape;
 use crate::args::{GroupArguments, TransferArgument, parse_chunk_rows, parse_ranks};
 use clap::{Args, ValueEnum};
-use flux::{AgGemm, DType, GemmRs, Group, OpSpec, Operation};
+use flux::{AgGemm, DType, GemmAr, GemmRs, Group, OpSpec, Operation};
 use std::path::PathBuf;
 
 #[derive(Args)]
@@ -13,7 +13,7 @@ pub(crate) struct BenchArguments {
     #[arg(value_enum)]
     pub(crate) op: BenchOp,
     /// The GEMM that one rank computes; may be given several times. The whole problem is M x N·W x K for ag-gemm, and
-    /// M x N x K·W for gemm-rs, W being the ranks. By default the layers of GPT-3 175B, Llama 3 70B and 8B, and
+    /// M x N x K·W for gemm-rs and gemm-ar, W being the ranks. By default the layers of GPT-3 175B, Llama 3 70B and 8B, and
     /// Qwen 2.5 72B.
     #[arg(long = "shape", value_name = "M,N,K", value_parser = Shape::parse)]
     pub(crate) shapes: Vec<Shape>,
@@ -61,9 +61,10 @@ compared with an fp64 computation of 2,000 random entries: a wrong one ends the 
 gemm         the plain GEMM of one rank. Where ranks share a GPU (or the host): one GEMM of all that its ranks compute,
              on a group of one rank
 x cuBLAS     the time of cuBLASLt's fastest algorithm (of the first 8 of its heuristic) over the plain GEMM's
-comm         only the communication (gemm-rs: and the sum)
+comm         only the communication (gemm-rs and gemm-ar: and the sum)
 unfused      the GEMM and the communication one after the other
-chunked      a GEMM for each shard, overlapped with the communication of the other shards
+chunked      a GEMM for each shard, overlapped with the communication of the other shards; gemm-ar of few rows (as many as
+             fit into 1 MiB, at most 256) has no shards, and does as unfused
 fused        the communication inside the GEMM, tile by tile
 floor        max(gemm, comm)
 ECT          fused - gemm: what of the communication is left to see
@@ -71,8 +72,8 @@ E            1 - ECT(fused) / ECT(unfused): 1 if all of it is hidden, 0 if none
 host         time that enqueueing a fused call takes, per rank
 
 Default shapes, per rank: m = 1, 16, 64, 256, 512, 1024, 2048, 4096, 8192; (n, k) for ag-gemm (6144, 12288), (7168, 8192), \
-(7168, 4096), (7392, 8192), for gemm-rs (12288, 6144), (8192, 3584), (4096, 3584), (8192, 3696), for gemm all of these. On \
-the host n and k are divided by 16, and m ends at 512.";
+(7168, 4096), (7392, 8192), for gemm-rs and gemm-ar (12288, 6144), (8192, 3584), (4096, 3584), (8192, 3696), for gemm all of \
+these. On the host n and k are divided by 16, and m ends at 512.";
 
 /// What is measured. Each kind says how a rank's GEMM, the whole problem and the operation hang together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -83,6 +84,8 @@ pub(crate) enum BenchOp {
     AgGemm,
     /// GEMM+ReduceScatter.
     GemmRs,
+    /// GEMM+AllReduce.
+    GemmAr,
 }
 
 impl BenchOp {
@@ -91,6 +94,7 @@ impl BenchOp {
             BenchOp::Gemm => "gemm",
             BenchOp::AgGemm => "ag-gemm",
             BenchOp::GemmRs => "gemm-rs",
+            BenchOp::GemmAr => "gemm-ar",
         }
     }
 
@@ -104,7 +108,7 @@ impl BenchOp {
         match self {
             BenchOp::Gemm => shape,
             BenchOp::AgGemm => Shape { n: shape.n.saturating_mul(ranks), ..shape },
-            BenchOp::GemmRs => Shape { k: shape.k.saturating_mul(ranks), ..shape },
+            BenchOp::GemmRs | BenchOp::GemmAr => Shape { k: shape.k.saturating_mul(ranks), ..shape },
         }
     }
 
@@ -113,6 +117,7 @@ impl BenchOp {
             // On one rank an AllGather has nothing to do: what is left is the plain GEMM.
             BenchOp::Gemm | BenchOp::AgGemm => Box::new(AgGemm::new(group, spec)?),
             BenchOp::GemmRs => Box::new(GemmRs::new(group, spec)?),
+            BenchOp::GemmAr => Box::new(GemmAr::new(group, spec)?),
         })
     }
 }

@@ -166,7 +166,9 @@ impl<'a, E: Element> Bench<'a, E> {
             against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
             cublas_version: self.cublas.as_ref().map(|_| Cublas::version()),
             protocol: self.protocol,
-            command: std::env::args().skip(1).fold("flux".into(), |line, word| line + " " + &word),
+            command: std::env::args_os()
+                .skip(1)
+                .fold("flux".into(), |line, word| line + " " + &word.to_string_lossy()),
             group: self.group,
             rows,
         })
@@ -249,7 +251,7 @@ mod tests {
         let (a, b) = (Values::<bf16>::new(160, 1), Values::new(128, 2));
         let expected = Expected::new(&a, &b, shape);
         for (path, right) in [(PathPreference::Fused, true), (PathPreference::CommunicationOnly, false)] {
-            for op in [BenchOp::AgGemm, BenchOp::GemmRs] {
+            for op in [BenchOp::AgGemm, BenchOp::GemmRs, BenchOp::GemmAr] {
                 let mut spec = OpSpec::new(shape.n, shape.k, shape.m, DType::Bf16);
                 spec.path = path;
                 let op = op.build(&group, spec).unwrap();

@@ -88,8 +88,8 @@ impl<E: Element> Operands<E> {
     ) -> Result<Self, Error> {
         let parts: Vec<_> = group.local_ranks().map(|rank| op.parts(rank, shape.m)).collect();
         let streams = group.local_ranks().map(|rank| group.stream(rank)).collect::<Result<_, _>>()?;
-        let elements: usize = parts.iter().flatten().map(len).sum();
-        let bytes_per_device = elements * size_of::<E>() / devices(group)?;
+        let elements = parts.iter().flatten().map(len).fold(0, usize::saturating_add);
+        let bytes_per_device = elements.saturating_mul(size_of::<E>()) / devices(group)?;
         let copies = cold_bytes.div_ceil(bytes_per_device.max(1)).clamp(1, max_copies);
         let mut this = Self {
             group: group.clone(),

@@ -38,7 +38,7 @@ const ROWS: [usize; 9] = [1, 16, 64, 256, 512, 1024, 2048, 4096, 8192];
 /// (n, k) of a rank's GEMM after an AllGather: GPT-3 175B, Llama 3 70B, and Qwen 2.5 72B on 8 ranks, Llama 3 8B on 4.
 const COLUMN_PARALLEL: [(usize, usize); 4] = [(6144, 12_288), (7168, 8192), (7168, 4096), (7392, 8192)];
 
-/// (n, k) of a rank's GEMM before a ReduceScatter: of the same models.
+/// (n, k) of a rank's GEMM before a ReduceScatter or an AllReduce: of the same models.
 const ROW_PARALLEL: [(usize, usize); 4] = [(12_288, 6144), (8192, 3584), (4096, 3584), (8192, 3696)];
 
 /// On the host the layers are divided by this, and calls end at so many rows: the same proportions in seconds, not hours.
@@ -50,7 +50,7 @@ pub(crate) fn default(op: BenchOp, rows: &[usize], on_host: bool) -> Vec<Shape> 
     let layers = match op {
         BenchOp::Gemm => [COLUMN_PARALLEL, ROW_PARALLEL].concat(),
         BenchOp::AgGemm => COLUMN_PARALLEL.to_vec(),
-        BenchOp::GemmRs => ROW_PARALLEL.to_vec(),
+        BenchOp::GemmRs | BenchOp::GemmAr => ROW_PARALLEL.to_vec(),
     };
     let (scale, last) = if on_host { (HOST_SCALE, HOST_ROWS) } else { (1, usize::MAX) };
     let rows = match rows {
@@ -77,6 +77,7 @@ mod tests {
     fn defaults_are_all_layers_with_all_rows() {
         assert_eq!(default(BenchOp::Gemm, &[], false).len(), 72);
         assert_eq!(default(BenchOp::AgGemm, &[], false)[8], Shape { m: 8192, n: 6144, k: 12_288 });
+        assert_eq!(default(BenchOp::GemmAr, &[], false), default(BenchOp::GemmRs, &[], false));
         let some = default(BenchOp::GemmRs, &[7, 9], true);
         assert_eq!((some.len(), some[0]), (8, Shape { m: 7, n: 768, k: 384 }));
         assert!(default(BenchOp::AgGemm, &[], true).iter().all(|shape| shape.m <= HOST_ROWS));

@@ -152,13 +152,13 @@ impl Chart {
     }
 }
 
-/// From the least to the greatest value; where they are the same, `margin` to both sides.
+/// From the least to the greatest value; where they are the same, but for rounding, `margin` to both sides.
 fn range(values: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
     let (least, most) = values
         .filter(|value| value.is_finite())
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)));
     match most - least {
-        span if span > 0.0 => (least, most),
+        span if span > 1e-9 * least.abs().max(most.abs()) => (least, most),
         _ if least.is_finite() => (least - margin, most + margin),
         _ => (0.0, 1.0),
     }
@@ -211,9 +211,11 @@ mod tests {
 
     #[test]
     fn one_point_or_none_is_drawn_too() {
-        for points in [vec![], vec![(64.0, 1.0)], vec![(1.0, -1e9), (8192.0, 2.0)]] {
+        let next_to_one = 1.0 + f64::EPSILON;
+        for points in [vec![], vec![(64.0, 1.0)], vec![(64.0, next_to_one)], vec![(1.0, -1e9), (8192.0, 2.0)]]
+        {
             let series = vec![Series { group: 9, dashed: true, points }];
-            let (include, limits) = (vec![1.0], (-1.0, 1.0));
+            let (include, limits) = (vec![1.0], (-1.0, next_to_one));
             let chart = Chart { title: "E", y_label: "E", include, limits, reference: Some(1.0), series };
             let (title, subtitle) = ("a < b & c".into(), String::new());
             let (groups, styles) = (vec!["n".into()], vec![("fused", false)]);

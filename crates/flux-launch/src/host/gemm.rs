@@ -93,13 +93,15 @@ impl<'a, E: Element> Worker<'a, E> {
             if !self.gate(&row_tile, entry) {
                 return false;
             }
-            let destination =
-                *self.params.destinations.as_ptr::<Destination>().add(row_tile.destination as usize);
-            self.store(destination.slot, row_tile.destination_row as usize, rows, first_column, columns);
             let signal = row_tile.signal as usize + column_tile;
-            let word = destination.signals.add(signal * size_of::<u32>());
-            // Release: whoever sees the signal sees the tile.
-            AtomicU32::from_ptr(word.as_ptr()).store(self.params.epoch, Ordering::Release);
+            for index in 0..self.params.destination_count {
+                let index = (row_tile.destination + index) as usize;
+                let destination = *self.params.destinations.as_ptr::<Destination>().add(index);
+                self.store(destination.slot, row_tile.destination_row as usize, rows, first_column, columns);
+                let word = destination.signals.add(signal * size_of::<u32>());
+                // Release: whoever sees the signal sees the tile.
+                AtomicU32::from_ptr(word.as_ptr()).store(self.params.epoch, Ordering::Release);
+            }
         }
         true
     }
@@ -109,7 +111,8 @@ impl<'a, E: Element> Worker<'a, E> {
     unsafe fn gate(&self, row_tile: &RowTile, entry: u32) -> bool {
         (row_tile.gate_begin..row_tile.gate_end).all(|signal| {
             let word = self.params.gates.add(signal as usize * size_of::<u32>());
-            let site = WaitSite { peer: row_tile.peer, tile: entry, signal };
+            let next = if self.policy == Policy::ReduceScatter { signal - row_tile.gate_begin } else { 0 };
+            let site = WaitSite { peer: row_tile.peer + next, tile: entry, signal };
             // SAFETY: the caller's promise.
             unsafe { host::wait(&self.params.wait, word, self.params.gate_epoch, site) }
         })

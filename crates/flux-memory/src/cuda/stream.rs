@@ -3,7 +3,8 @@
 use super::{CudaDevice, check, driver_error};
 use crate::{Address, Error, Result, WaitPoint};
 use cudarc::driver::sys::{
-    self, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamBatchMemOpType,
+    self, CUDA_MEMCPY2D_st, CUevent, CUmemorytype, CUresult, CUstream, CUstreamBatchMemOpParams,
+    CUstreamBatchMemOpType,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// `cuStreamBatchMemOp` takes at most 256 operations.
 const BATCH: usize = 256;
+
+/// `cuMemcpy2DAsync` takes no larger pitch: what every device's `CU_DEVICE_ATTRIBUTE_MAX_PITCH` says.
+const MAX_PITCH: usize = i32::MAX.cast_unsigned() as usize;
 
 /// What goes first where several streams have work. Streams of different priorities also do not share hardware queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +88,47 @@ impl CudaStream {
         self.device.bind()?;
         // SAFETY: the caller's promise; the driver finds out from the addresses where they lie.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes, self.raw) })
+    }
+
+    /// # Safety
+    /// As for [`crate::Stream::copy_rows`].
+    pub(crate) unsafe fn copy_rows(
+        &self,
+        (to, to_pitch): (Address, usize),
+        (from, from_pitch): (Address, usize),
+        row_bytes: usize,
+        rows: usize,
+    ) -> Result<()> {
+        if to_pitch.max(from_pitch) > MAX_PITCH {
+            return (0..rows).try_for_each(|row| {
+                let (to_offset, from_offset) = (row.wrapping_mul(to_pitch), row.wrapping_mul(from_pitch));
+                // SAFETY: the caller's promise.
+                unsafe { self.copy(to.add(to_offset), from.add(from_offset), row_bytes) }
+            });
+        }
+        // The driver finds out from the addresses where they lie.
+        let memory = CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+        let copy = CUDA_MEMCPY2D_st {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: memory,
+            srcHost: std::ptr::null(),
+            srcDevice: from.0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: memory,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.0,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: row_bytes,
+            Height: rows,
+        };
+        self.device.bind()?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.raw) })
     }
 
     /// # Safety

@@ -60,6 +60,24 @@ impl HostStream {
     }
 
     /// # Safety
+    /// As for [`crate::Stream::copy_rows`].
+    pub(crate) unsafe fn copy_rows(
+        &self,
+        (to, to_pitch): (Address, usize),
+        (from, from_pitch): (Address, usize),
+        row_bytes: usize,
+        rows: usize,
+    ) -> Result<()> {
+        self.launch(move || {
+            for row in 0..rows {
+                let (to, from) = (to.add(row * to_pitch), from.add(row * from_pitch));
+                // SAFETY: as above.
+                unsafe { std::ptr::copy(from.as_ptr::<u8>(), to.as_ptr::<u8>(), row_bytes) }
+            }
+        })
+    }
+
+    /// # Safety
     /// As for [`crate::Stream::write_values`].
     pub(crate) unsafe fn write_values(&self, values: &[(Address, u32)]) -> Result<()> {
         let values = values.to_vec();

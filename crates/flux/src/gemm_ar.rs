@@ -1,0 +1,283 @@
+//! GEMM + AllReduce: C [M, N] = Σ over ranks of A_s · B_sᵀ, the same bits on every rank.
+//!
+//! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
+//! tile ends.* Here in one of two forms, by the number of rows:
+//!
+//! * *one-shot*, for few rows: each tile goes straight into this rank's slot at every rank, and every rank sums all rows
+//!   itself. More bytes travel, but nothing is waited for after the tiles.
+//! * *in two steps*, for many rows: a GEMM + ReduceScatter, each rank summing its shard of the rows, and an AllGather of
+//!   the shards, each of which is copied into C when it has arrived.
+//!
+//! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both.
+
+use crate::call::{self, OpState, Phase, Phased, kernel_size};
+use crate::plan::{self, Path, PathChoice};
+use crate::reduction::{self, Owners, Partial, Reduction};
+use crate::schedules::Schedules;
+use crate::{Group, Matrix, OpSpec, Result};
+use flux_memory::{Address, Placement, Stream};
+use flux_swizzle::{Shards, TileShape, arrival_order};
+use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// GEMM + AllReduce, built once for a layer and called with any number of rows up to its maximum.
+#[derive(Debug)]
+pub struct GemmAr {
+    spec: OpSpec,
+    one_shot_rows: usize,
+    /// The most rows of a call in two steps; 0 if there are none.
+    gathered_rows: usize,
+    chunk_rows: usize,
+    one_shot: Reduction,
+    /// The first of the two steps.
+    scattered: Reduction,
+    /// The second.
+    gather: AllGather,
+    /// Each rank's calls in two steps, and one-shot: the signals of a form know nothing of calls in the other. Used under
+    /// the lock of the rank's state.
+    calls: Vec<[AtomicU32; 2]>,
+    state: OpState,
+    /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
+    group: Group,
+}
+
+/// One rank's part of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArCall {
+    /// Rows of A; the same on every rank.
+    pub m: usize,
+    /// The rank's columns of A, `[m, K_r]`: `K_r` is [`GemmAr::depth`].
+    pub a: Matrix,
+    /// The rank's columns of the weight, `[N, K_r]`.
+    pub b: Matrix,
+    /// The whole result, `[m, N]`.
+    pub c: Matrix,
+}
+
+impl GemmAr {
+    /// Allocates, for every rank, what one-shot calls need (slots of `world_size` · [`GemmAr::one_shot_rows`] · N elements)
+    /// and, if calls may have more rows than that, what the two steps need (slots and gathered rows, `max_m · N` elements
+    /// each); unless all calls are fused, partial sums of as many rows; the signals and the schedules. Loads the kernels.
+    /// Calls allocate nothing on a GPU.
+    pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        kernel_size("the number of rows", spec.max_m)?;
+        kernel_size("n", spec.n)?;
+        kernel_size("k", spec.k)?;
+        let row_bytes = spec.n * spec.dtype.bytes();
+        let one_shot_rows =
+            spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
+        let gathered_rows = if spec.max_m > one_shot_rows { spec.max_m } else { 0 };
+        let op = group.register(format!("gemm-ar (n {}, k {})", spec.n, spec.k));
+        let one_shot = Reduction::new(group, &spec, op, one_shot_rows, Owners::All)?;
+        let scattered = Reduction::new(group, &spec, op, gathered_rows, Owners::Shards)?;
+        let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
+        let chunk_rows =
+            spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, scattered.tile(), max_shard_rows));
+        // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
+        let direction = match group.config().peer_memory {
+            Placement::PinnedHost => Direction::Pull,
+            Placement::Device => spec.direction,
+        };
+        // Who waits for a shard waits for a rank that may itself be waiting for a tile.
+        let mut members = group.members().clone();
+        for log in &mut members.faults {
+            *log = log.with_budget(log.budget().saturating_mul(2));
+        }
+        let mut gather = AllGather::new(
+            Box::new(PeerCopy),
+            &members,
+            AllGatherSpec {
+                max_rows: gathered_rows,
+                row_bytes,
+                chunk_rows,
+                direction,
+                placement: group.config().peer_memory,
+                op,
+                signal_loss: group.config().signal_loss,
+            },
+        )?;
+        gather.watch_shards(&members)?;
+        let state = OpState::new(reduction::schedules(group, &spec, scattered.tile())?);
+        let calls = group.local_ranks().map(|_| Default::default()).collect();
+        let group = group.clone();
+        Ok(Self {
+            spec,
+            one_shot_rows,
+            gathered_rows,
+            chunk_rows,
+            one_shot,
+            scattered,
+            gather,
+            calls,
+            state,
+            group,
+        })
+    }
+
+    pub(crate) const fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// What it was built for.
+    pub const fn spec(&self) -> &OpSpec {
+        &self.spec
+    }
+
+    /// The columns of A and of the weight that `rank` holds.
+    pub fn depth(&self, rank: usize) -> std::ops::Range<usize> {
+        self.scattered.depth(rank)
+    }
+
+    /// The tile that the GEMM computes.
+    pub const fn tile(&self) -> TileShape {
+        self.scattered.tile()
+    }
+
+    /// Rows in which a shard of the result travels.
+    pub const fn chunk_rows(&self) -> usize {
+        self.chunk_rows
+    }
+
+    /// The most rows of a call that goes one-shot.
+    pub const fn one_shot_rows(&self) -> usize {
+        self.one_shot_rows
+    }
+
+    /// What `rank`'s peers write to, each with its size in bytes: the slots of one-shot calls, those of calls in two
+    /// steps, and the gathered rows.
+    pub fn buffers(&self, rank: usize) -> [(Address, usize); 3] {
+        [
+            (self.one_shot.slots(rank), self.one_shot.slots_bytes()),
+            (self.scattered.slots(rank), self.scattered.slots_bytes()),
+            (self.gather.gathered(rank), self.gathered_rows * self.row_bytes()),
+        ]
+    }
+
+    /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
+    /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
+    /// a GPU are called together, with [`GemmAr::enqueue_all`].
+    ///
+    /// # Safety
+    /// The matrices are live, of the extents that [`GemmArCall`] says, and reachable by the rank's device, until `stream`
+    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    pub unsafe fn enqueue(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<PathChoice> {
+        self.group.check_alone(rank)?;
+        // SAFETY: the caller's promise.
+        unsafe { call::one(self, rank, call, stream) }
+    }
+
+    /// Enqueues the parts of all ranks of this process, rank by rank, each on its own of `streams`.
+    ///
+    /// # Safety
+    /// As for [`GemmAr::enqueue`], for every rank.
+    pub unsafe fn enqueue_all(&self, calls: &[GemmArCall], streams: &[&Stream]) -> Result<PathChoice> {
+        // SAFETY: the caller's promise.
+        unsafe { call::all(self, calls, streams) }
+    }
+
+    const fn row_bytes(&self) -> usize {
+        self.spec.n * self.spec.dtype.bytes()
+    }
+}
+
+impl Phased for GemmAr {
+    type Call = GemmArCall;
+
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn state(&self) -> &OpState {
+        &self.state
+    }
+
+    fn settle(&self) {
+        self.one_shot.settle();
+        self.scattered.settle();
+        self.gather.settle();
+    }
+
+    fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(usize, PathChoice)> {
+        self.scattered.check(rank, call.m, call.a, call.b, stream)?;
+        call.c.check("C", call.m, self.spec.n, self.spec.dtype)?;
+        let shards = Shards::new(call.m, self.state.world_size())?;
+        Ok((call.m, plan::choose_all_reduce(self.spec.path, self.one_shot_rows, &shards, self.tile())))
+    }
+
+    unsafe fn phase(
+        &self,
+        phase: Phase,
+        (rank, _, path): (usize, u32, Path),
+        call: &GemmArCall,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        let one_shot = call.m <= self.one_shot_rows;
+        let reduction = if one_shot { &self.one_shot } else { &self.scattered };
+        let calls = &self.calls[rank][usize::from(one_shot)];
+        if phase == Phase::Begin {
+            calls.fetch_add(1, Ordering::Relaxed);
+        }
+        let epoch = calls.load(Ordering::Relaxed);
+        let part = Partial { rank, epoch, path, m: call.m, a: call.a, b: call.b };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (phase, path) {
+                (Phase::Begin, Path::Local) => reduction.gemm(&part, call.c, schedules, stream),
+                (_, Path::Local) => Ok(()),
+                (Phase::Begin, _) => reduction.begin(&part, schedules, stream),
+                (Phase::Transfer, _) => reduction.transfer(&part, stream),
+                (Phase::Sum, _) if one_shot => reduction.finish(&part, call.c, stream),
+                (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
+                (Phase::Sum, _) => self.sum_own_rows(&part, stream),
+                (Phase::Gather, _) => {
+                    let own_rows = self.gather.shard(rank, call.m)?;
+                    Ok(self.gather.transfer(rank, epoch, call.m, own_rows)?)
+                }
+                (Phase::Finish, _) => self.copy_out(&part, call.c, stream),
+            }
+        }
+    }
+}
+
+impl GemmAr {
+    /// Between the two steps: the sum goes to where the peers expect it, or fetch it from.
+    ///
+    /// # Safety
+    /// As for [`GemmAr::enqueue`].
+    unsafe fn sum_own_rows(&self, part: &Partial, stream: &Stream) -> Result<()> {
+        let &Partial { rank, epoch, m, .. } = part;
+        let own_rows = self.gather.shard(rank, m)?;
+        // SAFETY: the caller's promise; the rows lie in the gather's own buffer, and were claimed.
+        unsafe {
+            self.gather.claim(rank, epoch, stream)?;
+            self.scattered.finish(part, Matrix::contiguous(own_rows, self.spec.n), stream)?;
+            Ok(self.gather.stage(rank, epoch, m, own_rows, stream)?)
+        }
+    }
+
+    /// Peers can write only to memory that all ranks can address, so the rows take one more, local step into C: each shard
+    /// when it has arrived, while the next ones travel.
+    ///
+    /// # Safety
+    /// As for [`GemmAr::enqueue`].
+    unsafe fn copy_out(&self, part: &Partial, c: Matrix, stream: &Stream) -> Result<()> {
+        let &Partial { rank, epoch, m, .. } = part;
+        let world_size = self.state.world_size();
+        let shards = Shards::new(m, world_size)?;
+        let row_bytes = self.row_bytes();
+        let c_pitch = c.pitch.saturating_mul(self.spec.dtype.bytes());
+        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+            let rows = shards.range(shard);
+            let to = c.address.add(rows.start.saturating_mul(c_pitch));
+            let from = self.gather.gathered(rank).add(rows.start * row_bytes);
+            // SAFETY: the caller's promise for C; the rest belongs to this op.
+            unsafe {
+                self.gather.wait_for(rank, shard, epoch, stream)?;
+                stream.copy_rows((to, c_pitch), (from, row_bytes), row_bytes, rows.len())?;
+            }
+        }
+        // SAFETY: as above.
+        Ok(unsafe { self.gather.release(rank, epoch, stream) }?)
+    }
+}

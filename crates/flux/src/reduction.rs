@@ -1,0 +1,370 @@
+//! The sum over ranks of A_s · B_sᵀ, as far as GEMM+ReduceScatter and GEMM+AllReduce share it: the GEMM's tiles go into
+//! this rank's slots at the ranks that own the rows, and every owner sums its slots in rank order.
+//!
+//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these in fp32 and
+//! rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
+
+use crate::call::{check_call, kernel_size};
+use crate::plan::{self, Path, PathPreference};
+use crate::schedules::Schedules;
+use crate::{Group, Matrix, OpSpec, Result};
+use flux_launch::{Destination, GemmParams, Policy, ScheduleTables, SumParams};
+use flux_memory::{Address, Buffer, Placement, Stream};
+use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
+use flux_transport::{PeerCopy, Scatter, ScatterSpec};
+use std::ops::Range;
+
+/// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
+const PITCH_ELEMENTS: usize = 8;
+
+/// Who sums which rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owners {
+    /// Every rank its shard.
+    Shards,
+    /// Every rank all rows.
+    All,
+}
+
+/// The GEMM, the slots and their sum.
+#[derive(Debug)]
+pub(crate) struct Reduction {
+    spec: OpSpec,
+    op: u32,
+    owners: Owners,
+    chunk_rows: usize,
+    tile: TileShape,
+    pitch: usize,
+    column_tiles: usize,
+    weight_shards: Shards,
+    scatter: Scatter,
+    /// Each rank's `Destination[world_size]`.
+    destinations: Vec<Buffer>,
+    group: Group,
+}
+
+/// One rank's part of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Partial {
+    pub(crate) rank: usize,
+    pub(crate) epoch: u32,
+    pub(crate) path: Path,
+    pub(crate) m: usize,
+    pub(crate) a: Matrix,
+    pub(crate) b: Matrix,
+}
+
+impl Reduction {
+    /// Allocates, for calls of at most `max_rows` rows, every rank's slots, the same again for partial sums unless all
+    /// calls are fused, and the signals, and loads the kernels.
+    pub(crate) fn new(
+        group: &Group,
+        spec: &OpSpec,
+        op: u32,
+        max_rows: usize,
+        owners: Owners,
+    ) -> Result<Self> {
+        let world_size = group.world_size();
+        let tile = group.launcher(0).tile(spec.dtype)?;
+        let pitch = spec.n.next_multiple_of(PITCH_ELEMENTS);
+        let row_bytes = pitch * spec.dtype.bytes();
+        let slot_rows = match owners {
+            Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
+            Owners::All => max_rows,
+        };
+        let chunk_rows = spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, slot_rows));
+        let column_tiles = spec.n.div_ceil(tile.columns);
+        let scatter_spec = ScatterSpec {
+            max_rows,
+            row_bytes,
+            chunk_rows,
+            tiles: slot_rows.div_ceil(tile.rows) * column_tiles,
+            with_partial: spec.path != PathPreference::Fused,
+            direction: spec.direction,
+            placement: group.config().peer_memory,
+            op,
+            signal_loss: group.config().signal_loss,
+        };
+        let scatter = match owners {
+            Owners::Shards => Scatter::new(Box::new(PeerCopy), group.members(), scatter_spec)?,
+            Owners::All => Scatter::to_all(Box::new(PeerCopy), group.members(), scatter_spec)?,
+        };
+        let destinations = group
+            .local_ranks()
+            .map(|rank| {
+                group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
+                destinations(group, &scatter, rank, owners)
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            spec: spec.clone(),
+            op,
+            owners,
+            chunk_rows,
+            tile,
+            pitch,
+            column_tiles,
+            weight_shards: Shards::new(spec.k, world_size)?,
+            scatter,
+            destinations,
+            group: group.clone(),
+        })
+    }
+
+    /// The tile that the GEMM computes.
+    pub(crate) const fn tile(&self) -> TileShape {
+        self.tile
+    }
+
+    /// Rows in which partial sums travel where the GEMM does not send them.
+    pub(crate) const fn chunk_rows(&self) -> usize {
+        self.chunk_rows
+    }
+
+    /// The columns of A and of the weight that `rank` holds.
+    pub(crate) fn depth(&self, rank: usize) -> Range<usize> {
+        self.weight_shards.range(rank)
+    }
+
+    /// The rows that `rank` sums in a call with `m` rows.
+    pub(crate) fn rows(&self, rank: usize, m: usize) -> Range<usize> {
+        match self.owners {
+            Owners::Shards => {
+                Shards::new(m, self.group.world_size()).map_or(0..0, |shards| shards.range(rank))
+            }
+            Owners::All => 0..m,
+        }
+    }
+
+    /// `rank`'s slots `[world_size, rows of the largest sum, pitch]`.
+    pub(crate) fn slots(&self, rank: usize) -> Address {
+        self.scatter.slot(rank, 0)
+    }
+
+    /// Size in bytes of the buffer at [`Reduction::slots`].
+    pub(crate) fn slots_bytes(&self) -> usize {
+        self.group.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.bytes()
+    }
+
+    /// Waits on this thread until everything that was enqueued for transfers has ended.
+    pub(crate) fn settle(&self) {
+        self.scatter.settle();
+    }
+
+    /// Checks a part of a call, but for its output.
+    pub(crate) fn check(&self, rank: usize, m: usize, a: Matrix, b: Matrix, stream: &Stream) -> Result<()> {
+        check_call(&self.group, &self.spec, rank, m, stream)?;
+        let depth = self.depth(rank).len();
+        a.check("A", m, depth, self.spec.dtype)?;
+        b.check("B", self.spec.n, depth, self.spec.dtype)
+    }
+
+    /// Begins a part of a call: the GEMM, into the owners' slots if fused, else into memory from which
+    /// [`Reduction::transfer`] moves its rows; if chunked, a GEMM for each owner, and its rows move when it has ended.
+    ///
+    /// # Safety
+    /// The part's matrices are live, of the call's extents, and reachable by the rank's device until `stream` has passed
+    /// the call, and nobody writes to them meanwhile. Every rank makes the same sequence of calls; epochs rise by one.
+    pub(crate) unsafe fn begin(
+        &self,
+        part: &Partial,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.scatter.begin(part.rank, stream)?;
+            let partial = Matrix::contiguous(self.scatter.partial(part.rank), self.pitch);
+            match part.path {
+                Path::CommunicationOnly => {}
+                Path::Chunked => return self.gemm_by_owner(part, partial, schedules, stream),
+                _ => self.gemm(part, partial, schedules, stream)?,
+            }
+            if part.path != Path::Fused {
+                self.scatter.stage(part.rank, part.epoch, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A GEMM for each owner's rows, from the next rank around to this one, each followed by its transfer.
+    ///
+    /// # Safety
+    /// As for [`Reduction::begin`].
+    unsafe fn gemm_by_owner(
+        &self,
+        part: &Partial,
+        partial: Matrix,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (world_size, dtype) = (self.group.world_size(), self.spec.dtype);
+        for owner in (1..=world_size).map(|step| (part.rank + step) % world_size) {
+            let rows = self.rows(owner, part.m);
+            let of_owner = Partial { m: rows.len(), a: part.a.rows_from(rows.start, dtype), ..*part };
+            let partial = partial.rows_from(rows.start, dtype);
+            // SAFETY: the caller's promise, for these rows.
+            unsafe {
+                self.gemm(&of_owner, partial, schedules, stream)?;
+                self.scatter.stage_shard(part.rank, owner, part.epoch, part.m, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the rows that [`Reduction::begin`], of all ranks, has not moved.
+    ///
+    /// # Safety
+    /// As for [`Reduction::begin`].
+    pub(crate) unsafe fn transfer(&self, part: &Partial, stream: &Stream) -> Result<()> {
+        let &Partial { rank, epoch, m, .. } = part;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match part.path {
+                Path::Fused => {}
+                Path::Chunked => self.scatter.transfer_rest(rank, epoch, m, stream)?,
+                _ => self.scatter.transfer(rank, epoch, m, stream)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums the rank's rows into `out`, each tile when its signals are up (one per tile if fused, else one per source),
+    /// and lets the sources overwrite its slots.
+    ///
+    /// # Safety
+    /// As for [`Reduction::begin`]; nobody else accesses `out`, which has the rank's rows.
+    pub(crate) unsafe fn finish(&self, part: &Partial, out: Matrix, stream: &Stream) -> Result<()> {
+        let rank = part.rank;
+        let row_tiles = self.scatter.slot_rows().div_ceil(self.tile.rows);
+        let (signals, source_stride, row_stride, column_stride) = match part.path {
+            Path::Fused => (self.scatter.gates(rank), row_tiles * self.column_tiles, self.column_tiles, 1),
+            _ => (self.scatter.arrived(rank), 1, 0, 0),
+        };
+        let params = SumParams {
+            slots: self.slots(rank),
+            source_pitch: (self.scatter.slot_rows() * self.pitch) as u64,
+            ld_slot: self.pitch as u64,
+            out: out.address,
+            ld_out: out.pitch as u64,
+            signals,
+            source_stride: kernel_size("the number of tiles", source_stride)?,
+            row_stride: kernel_size("the number of tiles", row_stride)?,
+            column_stride,
+            rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
+            n: kernel_size("n", self.spec.n)?,
+            world_size: kernel_size("the world size", self.group.world_size())?,
+            epoch: part.epoch,
+            wait: self.group.members().faults[rank].bound(self.op),
+            ..SumParams::default()
+        };
+        // SAFETY: the caller's promise for the output; the rest belongs to this op.
+        unsafe {
+            self.group.launcher(rank).sum(stream, self.spec.dtype, &params)?;
+            self.scatter.release(rank, part.epoch, stream)?;
+        }
+        Ok(())
+    }
+
+    /// The GEMM by itself: into the owners' slots if fused (of `c`, only the pitch counts), else into `c`.
+    ///
+    /// # Safety
+    /// As for [`Reduction::begin`]; nobody else accesses `c`.
+    pub(crate) unsafe fn gemm(
+        &self,
+        part: &Partial,
+        c: Matrix,
+        schedules: &mut Schedules,
+        stream: &Stream,
+    ) -> Result<()> {
+        let Partial { rank, epoch, path, m, a, b } = *part;
+        let fused = path == Path::Fused;
+        let policy = if fused { Policy::ReduceScatter } else { Policy::Plain };
+        let launcher = self.group.launcher(rank);
+        let tables = || if fused { self.fused_tables(rank, m) } else { self.plain_tables(m) };
+        let destination_count = match self.owners {
+            Owners::Shards => 1,
+            Owners::All => kernel_size("the world size", self.group.world_size())?,
+        };
+        let params = GemmParams {
+            a: a.address,
+            b: b.address,
+            c: c.address,
+            lda: a.pitch as u64,
+            ldb: b.pitch as u64,
+            ldc: c.pitch as u64,
+            gates: self.scatter.gates(rank),
+            destinations: self.destinations[rank].address(),
+            n: kernel_size("n", self.spec.n)?,
+            k: kernel_size("k", self.depth(rank).len())?,
+            gate_epoch: epoch.wrapping_sub(1), // the owners have summed the call before
+            epoch,
+            destination_count,
+            wait: self.group.members().faults[rank].bound(self.op),
+            ..GemmParams::default()
+        };
+        schedules.with(stream, (m, fused), tables, |schedule| {
+            let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
+            let params = GemmParams { order, row_tiles, tiles, ..params };
+            // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
+            Ok(unsafe { launcher.gemm(stream, policy, self.spec.dtype, &params) }?)
+        })
+    }
+
+    /// Each tile's place in the slots, and what it waits for: that all who get it have summed what was there before.
+    fn fused_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let world_size = self.group.world_size();
+        // Destination by destination, from the next rank around to this one; or each tile to all.
+        let (shards, order) = match self.owners {
+            Owners::Shards => {
+                let shards = Shards::new(m, world_size)?;
+                (shards, TileOrder::reduce_scatter(shards, rank, self.tile, self.spec.n)?)
+            }
+            Owners::All => (Shards::new(m, 1)?, TileOrder::plain(m, self.tile, self.spec.n)?),
+        };
+        let owners = |tile: &RowTile| match self.owners {
+            Owners::Shards => tile.shard..tile.shard + 1,
+            Owners::All => 0..world_size,
+        };
+        Ok(ScheduleTables::new(&order, |tile, entry| {
+            let owners = owners(tile);
+            entry.gate_begin = number(self.scatter.gate(owners.start));
+            entry.gate_end = number(self.scatter.gate(owners.end));
+            entry.destination = number(owners.start);
+            entry.peer = number(owners.start);
+            entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
+            entry.signal = number(tile.index * self.column_tiles);
+        })?)
+    }
+
+    fn plain_tables(&self, m: usize) -> Result<ScheduleTables> {
+        let order = TileOrder::plain(m, self.tile, self.spec.n)?;
+        Ok(ScheduleTables::new(&order, |_, _| {})?)
+    }
+}
+
+/// Where `rank`'s tiles go: one entry per rank, in rank order, so that a shard's owner is found by its number. A tile that
+/// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same.
+fn destinations(group: &Group, scatter: &Scatter, rank: usize, owners: Owners) -> Result<Buffer> {
+    let world_size = group.world_size();
+    let first = if owners == Owners::All { rank + 1 } else { 0 };
+    let table: Vec<_> = (0..world_size)
+        .map(|index| (first + index) % world_size)
+        .map(|peer| Destination { slot: scatter.slot(peer, rank), signals: scatter.tile_signals(peer, rank) })
+        .collect();
+    let (device, table): (_, &[u8]) = (group.device(rank)?, bytemuck::cast_slice(&table));
+    let buffer = Buffer::allocate(device, table.len(), Placement::Device)?;
+    buffer.upload(&device.stream()?, 0, table)?;
+    Ok(buffer)
+}
+
+/// What [`Reduction`]s of `spec` are launched from: the largest schedule is that of tiles that do not straddle shards.
+pub(crate) fn schedules(group: &Group, spec: &OpSpec, tile: TileShape) -> Result<Vec<Schedules>> {
+    let shards = Shards::new(spec.max_m, group.world_size())?;
+    let of_rank = |rank| {
+        let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
+        Schedules::new(group.device(rank)?, &largest)
+    };
+    group.local_ranks().map(of_rank).collect()
+}
