@@ -35,14 +35,12 @@ impl Pitched {
     }
 }
 
-/// Checks both forms, fused and unfused, push and pull, with rows of C on and off 16-byte lines.
+/// Checks both forms, every way, push and pull, with rows of C on and off 16-byte lines.
 pub fn check_gemm_ar(group: &Group) {
     let (m, k) = (77, 50);
     for (n, gap) in [(136, 8), (136, 3), (131, 2)] {
-        for (one_shot_rows, path) in [m, 0]
-            .into_iter()
-            .flat_map(|rows| [(rows, PathPreference::Fused), (rows, PathPreference::Unfused)])
-        {
+        let ways = [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked];
+        for (one_shot_rows, path) in ways.into_iter().flat_map(|path| [(m, path), (0, path)]) {
             for direction in [Direction::Push, Direction::Pull] {
                 let mut spec = OpSpec::new(n, k, m, DType::Bf16);
                 (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(one_shot_rows));

@@ -1,8 +1,8 @@
 //! Whole operations on the host backend: the full table, the edges, bits, and calls in a row.
 
 use flux::{
-    AgGemm, BackendChoice, Buffer, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
-    Placement, Whole,
+    AgGemm, BackendChoice, Buffer, DType, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
+    Operation, Path, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::run;
@@ -207,6 +207,74 @@ fn calls_may_come_on_other_streams() {
                 call.result().unwrap().iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r),
                 "m = {m}"
             );
+        }
+    }
+}
+
+/// Every way, calls with many numbers of rows all in flight at once: no call touches what another one still reads.
+#[test]
+fn calls_in_flight_keep_apart_in_every_way() {
+    let group = group(3);
+    for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+        for direction in [Direction::Push, Direction::Pull] {
+            let mut spec = OpSpec::new(70, 30, 200, DType::Bf16);
+            (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(70));
+            check_in_flight(&group, &AgGemm::new(&group, spec.clone()).unwrap());
+            check_in_flight(&group, &GemmRs::new(&group, spec.clone()).unwrap());
+            check_in_flight(&group, &GemmAr::new(&group, spec).unwrap());
+        }
+    }
+}
+
+fn check_in_flight<Op: Operation>(group: &Group, op: &Op) {
+    let OpSpec { n, k, max_m, path, direction, .. } = *op.spec();
+    let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let rows = [200, 7, 150, 100, 0, 1, 64, 199, 3, 120, 99, 200, 200, 1];
+    let calls = rows.map(|m| Whole::place(group, op, &a[..m * k], &b, m).unwrap());
+    for call in &calls {
+        call.enqueue().unwrap();
+    }
+    let name = std::any::type_name::<Op>();
+    for (call, m) in calls.iter().zip(rows) {
+        let reference = product(&a[..m * k], &b, m, n, k);
+        let c = call.result().unwrap();
+        let right = c.iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r);
+        assert!(right, "{name}, {path:?}, {direction}, m = {m}");
+    }
+}
+
+/// The communication without the GEMM ends, call after call, and is said to be that.
+#[test]
+fn communication_alone_ends() {
+    let group = group(3);
+    let (m, n, k) = (100, 70, 30);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    for direction in [Direction::Push, Direction::Pull] {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.path, spec.direction) = (PathPreference::CommunicationOnly, direction);
+        let gather = AgGemm::new(&group, spec.clone()).unwrap();
+        let scatter = GemmRs::new(&group, spec.clone()).unwrap();
+        let reduce = [m, 0].map(|rows| {
+            spec.one_shot_rows = Some(rows);
+            GemmAr::new(&group, spec.clone()).unwrap()
+        });
+        for _ in 0..3 {
+            let choices = [
+                run::ag_gemm(&group, &gather, m, &a, &b).unwrap().choice,
+                run::gemm_rs(&group, &scatter, m, &a, &b).unwrap().choice,
+                run::gemm_ar(&group, &reduce[0], m, &a, &b).unwrap().choice,
+                run::gemm_ar(&group, &reduce[1], m, &a, &b).unwrap().choice,
+            ];
+            assert!(choices.iter().all(|choice| choice.path == Path::CommunicationOnly), "{choices:?}");
+        }
+        for rank in group.local_ranks() {
+            let stream = group.stream(rank).unwrap();
+            let mut gathered = vec![bf16::NAN; m * k];
+            // SAFETY: the operation's own rows; nothing is in flight.
+            unsafe {
+                stream.download(bytemuck::cast_slice_mut(&mut gathered), gather.gathered(rank)).unwrap();
+            }
+            assert_eq!(gathered, a, "rank {rank}, {direction}");
         }
     }
 }
