@@ -5,8 +5,8 @@
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
-use crate::plan::{self, Path, PathChoice};
-use crate::schedules::Schedules;
+use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables};
 use flux_memory::{Address, Stream};
@@ -45,15 +45,12 @@ impl AgGemm {
     /// kernels. Calls allocate nothing on a GPU.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         let world_size = group.world_size();
-        kernel_size("the number of rows", spec.max_m)?;
-        kernel_size("n", spec.n)?;
-        kernel_size("k", spec.k)?;
+        spec.check()?;
         let tile = group.launcher(0).tile(spec.dtype)?;
         let shards = Shards::new(spec.max_m, world_size)?;
         let weight_shards = Shards::new(spec.n, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
-        let chunk_rows =
-            spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shards.max_rows()));
+        let chunk_rows = spec.chunk_rows(row_bytes, tile, shards.max_rows());
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
         let mut gather = AllGather::new(
             Box::new(PeerCopy),
@@ -68,7 +65,7 @@ impl AgGemm {
                 signal_loss: group.config().signal_loss,
             },
         )?;
-        if spec.path == plan::PathPreference::Chunked {
+        if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
         let schedules = group
@@ -235,6 +232,8 @@ impl AgGemm {
         Ok(())
     }
 
+    /// The GEMM of `call`'s rows at `a`, which are gated if it is fused.
+    ///
     /// # Safety
     /// As for [`AgGemm::enqueue`].
     #[allow(clippy::too_many_arguments)]
@@ -248,10 +247,8 @@ impl AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let fused = path == Path::Fused;
-        let policy = if fused { Policy::AllGather } else { Policy::Plain };
-        let launcher = self.group.launcher(rank);
-        let tables = || if fused { self.fused_tables(rank, call.m) } else { self.plain_tables(rank, call.m) };
+        let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
+        let (rows, columns) = (call.m, self.columns(rank).len());
         let params = GemmParams {
             a,
             b: call.b.address,
@@ -260,18 +257,19 @@ impl AgGemm {
             ldb: call.b.pitch as u64,
             ldc: call.c.pitch as u64,
             gates: self.gather.gates(rank),
-            n: kernel_size("n", self.columns(rank).len())?,
+            n: kernel_size("n", columns)?,
             k: kernel_size("k", self.spec.k)?,
             gate_epoch: epoch,
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        schedules.with(stream, (call.m, fused), tables, |schedule| {
-            let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
-            let params = GemmParams { order, row_tiles, tiles, ..params };
-            // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
-            Ok(unsafe { launcher.gemm(stream, policy, self.spec.dtype, &params) }?)
-        })
+        let gemm = Gemm { launcher: self.group.launcher(rank), policy, dtype: self.spec.dtype, rows, params };
+        let tables = || match policy {
+            Policy::AllGather => self.fused_tables(rank, rows),
+            _ => plain_tables(rows, self.tile, columns),
+        };
+        // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
+        unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
@@ -286,10 +284,5 @@ impl AgGemm {
                 entry.peer = u32::try_from(tile.shard).unwrap_or(u32::MAX);
             }
         })?)
-    }
-
-    fn plain_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
-        let order = TileOrder::plain(m, self.tile, self.columns(rank).len())?;
-        Ok(ScheduleTables::new(&order, |_, _| {})?)
     }
 }

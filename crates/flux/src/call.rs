@@ -1,10 +1,11 @@
 //! What the operations have in common: how they are specified, and how a call is checked.
 
-use crate::plan::{Path, PathChoice};
+use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Error, Group, PathPreference, Result};
 use flux_launch::DType;
 use flux_memory::{Address, Stream};
+use flux_swizzle::TileShape;
 use flux_transport::Direction;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,6 +50,21 @@ impl OpSpec {
     }
 }
 
+impl OpSpec {
+    /// The extents are such as the kernels can count.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (what, extent) in [("the number of rows", self.max_m), ("n", self.n), ("k", self.k)] {
+            kernel_size(what, extent)?;
+        }
+        Ok(())
+    }
+
+    /// Rows of a chunk of at most `shard_rows` rows of `row_bytes` bytes, unless the caller says.
+    pub(crate) fn chunk_rows(&self, row_bytes: usize, tile: TileShape, shard_rows: usize) -> usize {
+        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shard_rows))
+    }
+}
+
 /// A row-major matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
@@ -64,9 +80,9 @@ impl Matrix {
         Self { address, pitch: columns }
     }
 
-    /// The same matrix from `row` on.
+    /// The same matrix from `row` on. Behind a last row there need be no pitch: then the result is not accessed.
     pub(crate) const fn rows_from(self, row: usize, dtype: DType) -> Self {
-        Self { address: self.address.add(row * self.pitch * dtype.bytes()), ..self }
+        Self { address: self.address.add(row.wrapping_mul(self.pitch).wrapping_mul(dtype.bytes())), ..self }
     }
 
     pub(crate) fn check(&self, name: &'static str, rows: usize, columns: usize, dtype: DType) -> Result<()> {
@@ -352,6 +368,10 @@ mod tests {
     #[test]
     fn impossible_matrices_are_refused() {
         let fine = Matrix { address: Address(64), pitch: 8 };
+        assert_eq!(fine.rows_from(3, DType::Bf16).address, Address(112));
+        let one_row = Matrix { pitch: usize::MAX, ..fine };
+        assert_eq!(one_row.rows_from(0, DType::Bf16), one_row);
+        let _unused = one_row.rows_from(5, DType::Bf16);
         fine.check("A", 3, 8, DType::Bf16).unwrap();
         for bad in [
             Matrix { pitch: 7, ..fine },

@@ -10,7 +10,7 @@
 //!
 //! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both.
 
-use crate::call::{self, OpState, Phase, Phased, kernel_size};
+use crate::call::{self, OpState, Phase, Phased};
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
@@ -36,6 +36,7 @@ pub struct GemmAr {
     /// Each rank's calls in two steps, and one-shot: the signals of a form know nothing of calls in the other. Used under
     /// the lock of the rank's state.
     calls: Vec<[AtomicU32; 2]>,
+    /// One set of schedules serves both forms: the number of rows decides the form, so none is asked for by both.
     state: OpState,
     /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
     group: Group,
@@ -60,9 +61,7 @@ impl GemmAr {
     /// each); unless all calls are fused, partial sums of as many rows; the signals and the schedules. Loads the kernels.
     /// Calls allocate nothing on a GPU.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
-        kernel_size("the number of rows", spec.max_m)?;
-        kernel_size("n", spec.n)?;
-        kernel_size("k", spec.k)?;
+        spec.check()?;
         let row_bytes = spec.n * spec.dtype.bytes();
         let one_shot_rows =
             spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
@@ -71,8 +70,7 @@ impl GemmAr {
         let one_shot = Reduction::new(group, &spec, op, one_shot_rows, Owners::All)?;
         let scattered = Reduction::new(group, &spec, op, gathered_rows, Owners::Shards)?;
         let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
-        let chunk_rows =
-            spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, scattered.tile(), max_shard_rows));
+        let chunk_rows = spec.chunk_rows(row_bytes, scattered.tile(), max_shard_rows);
         // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
         let direction = match group.config().peer_memory {
             Placement::PinnedHost => Direction::Pull,
@@ -266,10 +264,10 @@ impl GemmAr {
         let world_size = self.state.world_size();
         let shards = Shards::new(m, world_size)?;
         let row_bytes = self.row_bytes();
-        let c_pitch = c.pitch.saturating_mul(self.spec.dtype.bytes());
+        let c_pitch = c.pitch.saturating_mul(self.spec.dtype.bytes()); // that of one row may be anything
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = shards.range(shard);
-            let to = c.address.add(rows.start.saturating_mul(c_pitch));
+            let to = c.rows_from(rows.start, self.spec.dtype).address;
             let from = self.gather.gathered(rank).add(rows.start * row_bytes);
             // SAFETY: the caller's promise for C; the rest belongs to this op.
             unsafe {

@@ -5,7 +5,7 @@
 //! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
 //! whatever the timing. How: `reduction.rs`.
 
-use crate::call::{self, OpState, Phase, Phased, kernel_size};
+use crate::call::{self, OpState, Phase, Phased};
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
@@ -40,9 +40,7 @@ impl GemmRs {
     /// Allocates, for every rank, the slots (`max_m · N` elements), the same again for partial sums unless all calls are
     /// fused, the signals and the schedules, and loads the kernels. Calls allocate nothing on a GPU.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
-        kernel_size("the number of rows", spec.max_m)?;
-        kernel_size("n", spec.n)?;
-        kernel_size("k", spec.k)?;
+        spec.check()?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
         let state = OpState::new(reduction::schedules(group, &spec, reduction.tile())?);
@@ -73,7 +71,7 @@ impl GemmRs {
         self.reduction.tile()
     }
 
-    /// Rows in which a shard travels on the unfused way.
+    /// Rows in which a shard travels, unless the GEMM sends its tiles.
     pub const fn chunk_rows(&self) -> usize {
         self.reduction.chunk_rows()
     }

@@ -87,8 +87,8 @@ pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShap
     PathChoice { path, why }
 }
 
-/// AllReduce: few rows go one-shot, whose tiles straddle no shards, because there are none. More rows go in two steps: as
-/// [`choose`] says, and then gathered.
+/// AllReduce: few rows go one-shot, whose tiles straddle no shards, because there are none; nor can shards go one by one.
+/// More rows go in two steps: as [`choose`] says, and then gathered.
 pub(crate) fn choose_all_reduce(
     preference: PathPreference,
     one_shot_rows: usize,

@@ -5,8 +5,8 @@
 //! rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
 use crate::call::{check_call, kernel_size};
-use crate::plan::{self, Path, PathPreference};
-use crate::schedules::Schedules;
+use crate::plan::{Path, PathPreference};
+use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{Destination, GemmParams, Policy, ScheduleTables, SumParams};
 use flux_memory::{Address, Buffer, Placement, Stream};
@@ -72,7 +72,7 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, slot_rows));
+        let chunk_rows = spec.chunk_rows(row_bytes, tile, slot_rows);
         let column_tiles = spec.n.div_ceil(tile.columns);
         let scatter_spec = ScatterSpec {
             max_rows,
@@ -278,10 +278,7 @@ impl Reduction {
         stream: &Stream,
     ) -> Result<()> {
         let Partial { rank, epoch, path, m, a, b } = *part;
-        let fused = path == Path::Fused;
-        let policy = if fused { Policy::ReduceScatter } else { Policy::Plain };
-        let launcher = self.group.launcher(rank);
-        let tables = || if fused { self.fused_tables(rank, m) } else { self.plain_tables(m) };
+        let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
             Owners::Shards => 1,
             Owners::All => kernel_size("the world size", self.group.world_size())?,
@@ -303,12 +300,14 @@ impl Reduction {
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        schedules.with(stream, (m, fused), tables, |schedule| {
-            let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
-            let params = GemmParams { order, row_tiles, tiles, ..params };
-            // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
-            Ok(unsafe { launcher.gemm(stream, policy, self.spec.dtype, &params) }?)
-        })
+        let (launcher, dtype) = (self.group.launcher(rank), self.spec.dtype);
+        let gemm = Gemm { launcher, policy, dtype, rows: m, params };
+        let tables = || match policy {
+            Policy::ReduceScatter => self.fused_tables(rank, m),
+            _ => plain_tables(m, self.tile, self.spec.n),
+        };
+        // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
+        unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
     /// Each tile's place in the slots, and what it waits for: that all who get it have summed what was there before.
@@ -336,11 +335,6 @@ impl Reduction {
             entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
             entry.signal = number(tile.index * self.column_tiles);
         })?)
-    }
-
-    fn plain_tables(&self, m: usize) -> Result<ScheduleTables> {
-        let order = TileOrder::plain(m, self.tile, self.spec.n)?;
-        Ok(ScheduleTables::new(&order, |_, _| {})?)
     }
 }
 

@@ -1,12 +1,27 @@
-//! Schedules by number of rows: built once for each, kept while they are in use.
+//! Schedules by number of rows: built once for each, kept while they are in use, and the launches that follow them.
 
 use crate::Result;
-use flux_launch::{Schedule, ScheduleTables};
+use flux_launch::{DType, GemmParams, Launcher, Policy, Schedule, ScheduleTables};
 use flux_memory::{Device, Event, Stream};
-use flux_swizzle::TileOrder;
+use flux_swizzle::{TileOrder, TileShape};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
+
+/// A GEMM, but for its schedule.
+#[derive(Clone, Copy)]
+pub(crate) struct Gemm<'a> {
+    pub(crate) launcher: &'a Launcher,
+    pub(crate) policy: Policy,
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) params: GemmParams,
+}
+
+/// The schedule of a GEMM that waits for nothing: its rows are C's.
+pub(crate) fn plain_tables(rows: usize, tile: TileShape, columns: usize) -> Result<ScheduleTables> {
+    Ok(ScheduleTables::new(&TileOrder::plain(rows, tile, columns)?, |_, _| {})?)
+}
 
 /// One rank's schedules of one operation. All memory is allocated when it is built.
 #[derive(Debug)]
@@ -17,7 +32,7 @@ pub(crate) struct Schedules {
 
 #[derive(Debug)]
 struct Entry {
-    key: Option<(usize, bool)>,
+    key: Option<(usize, Policy)>,
     last_used: u64,
     schedule: Schedule,
     /// After the last launch that used it.
@@ -40,16 +55,18 @@ impl Schedules {
         Ok(Self { entries: (0..KEPT).map(|_| entry()).collect::<Result<_>>()?, turn: 0 })
     }
 
-    /// Calls `launch` with the schedule for `m` rows on the fused or the unfused way, built by `tables` if it is not there.
-    pub(crate) fn with(
+    /// Launches `gemm` with the schedule for its rows and policy, built by `tables` if it is not there.
+    ///
+    /// # Safety
+    /// What the parameters name is live and of the extents that they and `tables` say until `stream` has passed it.
+    pub(crate) unsafe fn launch(
         &mut self,
         stream: &Stream,
-        (m, fused): (usize, bool),
+        gemm: &Gemm<'_>,
         tables: impl FnOnce() -> Result<ScheduleTables>,
-        launch: impl FnOnce(&Schedule) -> Result<()>,
     ) -> Result<()> {
         self.turn += 1;
-        let key = Some((m, fused));
+        let key = Some((gemm.rows, gemm.policy));
         let found = self.entries.iter().position(|entry| entry.key == key);
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);
         let index = found.or_else(oldest).unwrap_or(0);
@@ -64,7 +81,11 @@ impl Schedules {
             entry.key = key;
         }
         entry.last_used = self.turn;
-        launch(&entry.schedule)?;
+        let (schedule, Gemm { launcher, policy, dtype, .. }) = (&entry.schedule, *gemm);
+        let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
+        let params = GemmParams { order, row_tiles, tiles, ..gemm.params };
+        // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses.
+        unsafe { launcher.gemm(stream, policy, dtype, &params)? };
         Ok(stream.record(&entry.used)?)
     }
 }
