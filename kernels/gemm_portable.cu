@@ -4,14 +4,14 @@
 // ends. Three policies of one kernel:
 //   plain  waits for nothing, writes C;
 //   ag     AllGather: loads a tile's rows of A when the signals of the chunks that they touch are up;
-//   rs     ReduceScatter: writes a tile into this rank's slot at the rows' owner, and raises the tile's signal there;
-//          or at several ranks, which then all sum the same rows (AllReduce).
+//   rs     ReduceScatter: writes a tile into this rank's slot at the rows' owner, or at several ranks, which then all
+//          sum the same rows (AllReduce). The last tile of a block of rows raises the block's signal there.
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, POLICY, LOAD, ENTRY, TILE_M, TILE_N, TILE_K,
 // WARPS_M, WARPS_N, STAGES.
 
 #include "element.cuh"
-#include "wait.cuh"
+#include "signals.cuh"
 
 enum Policy { plain, ag, rs };
 enum Load { vector, scalar };
@@ -126,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
 
   for (u32 index = blockIdx.x; index < p.tiles; index += gridDim.x) {
     const u32 entry = ((const u32*)p.order)[index];
-    const RowTile tile = ((const RowTile*)p.row_tiles)[entry >> 16];
+    const RowTile& tile = ((const RowTile*)p.row_tiles)[entry >> 16];  // looked up again where it is needed
+    const u32 rows = tile.rows;
     const u32 first_column = (entry & 0xffff) * C::kTileN;
     const u32 columns = min((u32)C::kTileN, p.n - first_column);
 
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     const u16* b = (const u16*)p.b + first_column * p.ldb;
     auto load_stage = [&](int block) {
       const u32 stage = stages + (block % C::kStages) * C::kStageBytes;
-      load_block<C::kTileM>(stage, a, p.lda, tile.rows, p.k, block * C::kTileK);
+      load_block<C::kTileM>(stage, a, p.lda, rows, p.k, block * C::kTileK);
       load_block<C::kTileN>(stage + C::kBytesA, b, p.ldb, columns, p.k, block * C::kTileK);
     };
 
@@ -201,17 +202,14 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       const Destination* destinations = (const Destination*)p.destinations + tile.destination;
       for (u32 i = 0; i < p.destination_count; ++i) {
         u16* slot = (u16*)destinations[i].slot + tile.destination_row * p.ldc + first_column;
-        store_tile(stages, slot, p.ldc, tile.rows, columns);
+        store_tile(stages, slot, p.ldc, rows, columns);
       }
       __syncthreads();
-      for (u32 i = threadIdx.x; i < p.destination_count; i += C::kThreads) {
-        fence_system();  // the whole block's stores, seen through the barrier, come before the signal
-        store_release_system(destinations[i].signals + 4ull * (tile.signal + (entry & 0xffff)), p.epoch);
-      }
+      if (threadIdx.x == 0) count_tile(p, tile);
     } else {
       __syncthreads();
       u16* c = (u16*)p.c + tile.row * p.ldc + first_column;
-      store_tile(stages, c, p.ldc, tile.rows, columns);
+      store_tile(stages, c, p.ldc, rows, columns);
       __syncthreads();
     }
   }

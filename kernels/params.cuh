@@ -7,6 +7,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// A tensor map, as the driver encodes it.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
 // A block of at most TILE_M rows of the output, all of one shard: what it waits for and where it goes.
 struct RowTile {
   u32 row;              // first row, in A and in C
@@ -15,12 +20,14 @@ struct RowTile {
   u32 gate_end;         //   before A is loaded (AllGather), before the slot is written (ReduceScatter)
   u32 destination;      // ReduceScatter: index into `destinations` of the first that gets the tile
   u32 destination_row;  // ReduceScatter: first row in the destination's slot
-  u32 signal;           // ReduceScatter: the destination's signal of this block's tile in column 0
+  u32 signal;           // ReduceScatter: the signal, at each destination, of the block of rows that this tile is in
   u32 peer;             // the rank whose signal the gate waits for, for the fault record; ReduceScatter: of the first
                         //   signal, the next ranks' follow
+  u32 counter;          // ReduceScatter: counts the tiles of the block of rows that are written
+  u32 count;            //   up to this many; then it is 0 again, and the signal is raised
 };
 
-// Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its tile signals there.
+// Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its signals there.
 struct Destination {
   u64 slot;     // element*, row pitch ldc
   u64 signals;  // u32*
@@ -53,12 +60,28 @@ struct GemmParams {
   u64 row_tiles;        // RowTile*
   u64 gates;            // u32*: the signals that the row tiles' gates name
   u64 destinations;     // Destination*
-  u32 n, k;
+  u64 counters;         // u32*: all 0 between launches
+  u32 m, n, k;
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
-  u32 epoch;            // ReduceScatter: what a tile's signal is raised to
+  u32 epoch;            // ReduceScatter: what a signal is raised to
   u32 destination_count;  // ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`
+  u32 reserved;
   WaitBound wait;
+};
+
+// What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
+struct HopperParams {
+  TensorMap a, b;       // boxes of 64 columns; of min(TILE_M, 128) rows of A, TILE_N rows of B
+  TensorMap c;          // boxes of PIECE_N columns, 64 rows; unused by ReduceScatter
+  GemmParams gemm;
+  u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
+  u64 partials;         // float*: the parts of split tiles
+  u64 arrivals;         // u32*: how many parts of each split tile have come; all 0 between launches
+  u32 split_tiles;      // the last tiles of the order, which are split along K
+  u32 parts;            // of each of them; at least 1, at most the blocks of K
+  u32 by_rows;          // C cannot be written in boxes
+  u32 reserved;
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col].
@@ -68,14 +91,12 @@ struct SumParams {
   u64 ld_slot;
   u64 out;              // element* [rows, n]
   u64 ld_out;
-  u64 signals;          // u32*: signal of (source, row tile, column tile) at
-  u32 source_stride;    //   source * source_stride + row tile * row_stride + column tile * column_stride
-  u32 row_stride;
-  u32 column_stride;
+  u64 signals;          // u32*: the signal of (source, row) is at
+  u32 source_stride;    //   source * source_stride + row / signal_rows
+  u32 signal_rows;
   u32 rows, n;
   u32 world_size;
   u32 epoch;
-  u32 reserved;
   WaitBound wait;
 };
 

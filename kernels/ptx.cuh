@@ -35,6 +35,11 @@ DEVICE void load_shared_16(u32 (&v)[4], u32 address) {
                : "r"(address)
                : "memory");
 }
+DEVICE u32 load_shared_4(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 DEVICE void store_shared_4(u32 address, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 
 // Plain global accesses: never through the non-coherent path, since peers write what is read here while a kernel runs.
@@ -46,6 +51,11 @@ DEVICE void load_global_16(u32 (&v)[4], const void* from) {
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                : "l"(from)
                : "memory");
+}
+DEVICE u32 load_global_4(u64 from) {
+  u32 v;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
 }
 DEVICE u16 load_global_2(const void* from) {
   u16 v;
@@ -68,10 +78,26 @@ DEVICE u32 load_relaxed_system(u64 word) {
 DEVICE void store_release_system(u64 word, u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
 }
+DEVICE void store_relaxed_system(u64 word, u32 v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
+}
 DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 DEVICE u32 exchange_system(u64 word, u32 v) {
   u32 old;
   asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(v) : "memory");
+  return old;
+}
+
+// Past the L1 cache: what other blocks of this launch have written.
+DEVICE float load_written_by_blocks(const float* from) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+// Counts up to `last` and wraps around to 0; returns the count before.
+DEVICE u32 increment_around(u64 word, u32 last) {
+  u32 old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(last) : "memory");
   return old;
 }
 

@@ -4,7 +4,7 @@
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N.
 
 #include "element.cuh"
-#include "wait.cuh"
+#include "signals.cuh"
 
 static const int kThreads = 256;
 static const int kChunks = TILE_N / 8;  // of 16 bytes, in a row of a tile
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) ENTRY(const __grid_consta
     const u32 row_tile = tile / column_tiles, column_tile = tile % column_tiles;
     bool failed = threadIdx.x == 0 && has_fault(p.wait);
     for (u32 source = threadIdx.x; source < p.world_size && !failed; source += kThreads) {
-      const u32 signal = source * p.source_stride + row_tile * p.row_stride + column_tile * p.column_stride;
+      const u32 signal = source * p.source_stride + row_tile * TILE_M / p.signal_rows;
       failed = !wait_for(p.wait, p.signals + 4ull * signal, p.epoch, source, row_tile << 16 | column_tile, signal);
     }
     if (__syncthreads_or(failed)) return;

@@ -12,11 +12,14 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What the PTX is written for: the oldest GPUs that have bf16 `mma.sync` and `cp.async`.
-const TARGET: &str = "compute_80";
-
-/// What ptxas checks it for.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
+/// What ptxas checks a family's PTX for: the GPUs that can load it.
+fn architectures(target: &str) -> Result<&'static [&'static str]> {
+    match target {
+        "compute_80" => Ok(&["sm_80", "sm_89", "sm_90"]),
+        "compute_90a" => Ok(&["sm_90a"]),
+        other => bail!("no architectures are known to load PTX for {other}"),
+    }
+}
 
 pub(crate) fn run(check: bool, toolkit: Option<&Path>) -> Result<()> {
     let toolkit = Toolkit::find(toolkit)?;
@@ -37,7 +40,6 @@ pub(crate) fn run(check: bool, toolkit: Option<&Path>) -> Result<()> {
 
     let manifest = Manifest {
         nvrtc: nvrtc.version()?,
-        target: TARGET.into(),
         kernel: built.iter().map(|(kernel, _)| kernel.clone()).collect(),
     };
     let mut files: BTreeMap<String, String> =
@@ -65,7 +67,10 @@ fn build(
     defines.insert("TILE_M".into(), family.tile_m.to_string());
     defines.insert("TILE_N".into(), family.tile_n.to_string());
     defines.insert("ENTRY".into(), entry.clone());
-    let mut options = vec![format!("--gpu-architecture={TARGET}"), "--std=c++17".into()];
+    if family.piece_n > 0 {
+        defines.insert("PIECE_N".into(), family.piece_n.to_string());
+    }
+    let mut options = vec![format!("--gpu-architecture={}", family.target), "--std=c++17".into()];
     options.extend(defines.iter().map(|(key, value)| format!("-D{key}={value}")));
     let ptx = nvrtc.compile(&family.source, &source, headers, &options)?;
 
@@ -78,7 +83,7 @@ fn build(
     std::fs::write(&file, &ptx)?;
     let mut registers = BTreeMap::new();
     let mut static_smem_bytes = 0;
-    for arch in ARCHITECTURES {
+    for &arch in architectures(&family.target)? {
         let report =
             ptxas::assemble(&toolkit.ptxas, &file, arch).with_context(|| format!("{name} for {arch}"))?;
         ensure!(report.spill_bytes == 0, "{name} spills {} bytes on {arch}", report.spill_bytes);
@@ -93,8 +98,10 @@ fn build(
         name: name.clone(),
         param_bytes: param_bytes(&ptx, &entry)?,
         entry,
+        target: family.target.clone(),
         tile_m: family.tile_m,
         tile_n: family.tile_n,
+        piece_n: family.piece_n,
         threads: family.threads,
         dynamic_smem_bytes: family.dynamic_smem_bytes,
         static_smem_bytes,
@@ -158,19 +165,19 @@ fn read(path: &Path) -> Result<String> {
 }
 
 fn print_table(built: &[(Kernel, String)]) {
-    println!(
-        "{:<26} {:>6} {:>6} {:>6} {:>7} {:>6} {:>8}",
-        "kernel", "sm_80", "sm_89", "sm_90", "smem", "param", "PTX"
-    );
+    println!("{:<28} {:>7} {:>6} {:>8}  registers", "kernel", "smem", "param", "PTX");
     for (kernel, ptx) in built {
-        let registers = |arch: &str| kernel.registers.get(arch).copied().unwrap_or(0);
-        let [a, b, c] = ARCHITECTURES.map(registers);
+        let registers: Vec<_> =
+            kernel.registers.iter().map(|(arch, count)| format!("{arch} {count}")).collect();
         println!(
-            "{:<26} {a:>6} {b:>6} {c:>6} {:>7} {:>6} {:>8}",
+            "{:<28} {:>7} {:>6} {:>8}  {}",
             kernel.name,
             kernel.dynamic_smem_bytes + kernel.static_smem_bytes,
             kernel.param_bytes,
-            ptx.len()
+            ptx.len(),
+            registers.join(", ")
         );
     }
+    let bytes: usize = built.iter().map(|(_, ptx)| ptx.len()).sum();
+    println!("{} kernels, {bytes} bytes of PTX", built.len());
 }

@@ -16,12 +16,21 @@ pub(crate) struct Variants {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Family {
     pub(crate) source: String,
+    #[serde(default = "oldest_target")]
+    pub(crate) target: String,
     pub(crate) tile_m: u32,
     pub(crate) tile_n: u32,
+    /// Columns of the pieces in which finished tiles leave; 0 where they leave whole.
+    #[serde(default)]
+    pub(crate) piece_n: u32,
     pub(crate) threads: u32,
     pub(crate) dynamic_smem_bytes: u32,
     pub(crate) defines: BTreeMap<String, String>,
     pub(crate) variants: Vec<Variant>,
+}
+
+fn oldest_target() -> String {
+    "compute_80".into()
 }
 
 /// One PTX file.
@@ -36,7 +45,6 @@ pub(crate) struct Variant {
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Manifest {
     pub(crate) nvrtc: String,
-    pub(crate) target: String,
     pub(crate) kernel: Vec<Kernel>,
 }
 
@@ -45,8 +53,10 @@ pub(crate) struct Manifest {
 pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) entry: String,
+    pub(crate) target: String,
     pub(crate) tile_m: u32,
     pub(crate) tile_n: u32,
+    pub(crate) piece_n: u32,
     pub(crate) threads: u32,
     pub(crate) dynamic_smem_bytes: u32,
     pub(crate) static_smem_bytes: u32,

@@ -29,6 +29,22 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_f16_plain_vector",
     "gemm_f16_rs_scalar",
     "gemm_f16_rs_vector",
+    "gemm_hopper_bf16_128x128",
+    "gemm_hopper_bf16_128x192",
+    "gemm_hopper_bf16_128x224",
+    "gemm_hopper_bf16_128x256",
+    "gemm_hopper_bf16_256x192",
+    "gemm_hopper_bf16_64x128",
+    "gemm_hopper_bf16_64x256",
+    "gemm_hopper_bf16_64x64",
+    "gemm_hopper_f16_128x128",
+    "gemm_hopper_f16_128x192",
+    "gemm_hopper_f16_128x224",
+    "gemm_hopper_f16_128x256",
+    "gemm_hopper_f16_256x192",
+    "gemm_hopper_f16_64x128",
+    "gemm_hopper_f16_64x256",
+    "gemm_hopper_f16_64x64",
     "sum_bf16",
     "sum_f16",
 ];
@@ -45,6 +61,10 @@ pub struct KernelInfo {
     pub tile_m: u32,
     /// Columns of a tile.
     pub tile_n: u32,
+    /// What the PTX is written for, such as "compute_80".
+    pub target: String,
+    /// Columns of the pieces in which finished tiles leave; 0 where they leave whole.
+    pub piece_n: u32,
     /// Threads of a block.
     pub threads: u32,
     /// Shared memory that a launch asks for, in bytes.
@@ -81,6 +101,12 @@ pub fn catalogue() -> Result<&'static BTreeMap<String, KernelInfo>> {
     catalogue.as_ref().map_err(Clone::clone)
 }
 
+/// Hopper's GEMM kernels for `dtype`.
+pub(crate) fn hopper_kernels(dtype: DType) -> Result<impl Iterator<Item = &'static KernelInfo>> {
+    let prefix = format!("gemm_hopper_{dtype}_");
+    Ok(catalogue()?.values().filter(move |kernel| kernel.name.starts_with(&prefix)))
+}
+
 /// How A and B are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Load {
@@ -94,6 +120,8 @@ pub(crate) enum Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KernelId {
     Gemm(DType, Policy, Load),
+    /// Hopper's, with tiles of so many rows and columns.
+    Hopper(DType, u32, u32),
     Sum(DType),
     Gelu(DType),
 }
@@ -114,6 +142,7 @@ impl KernelId {
                 };
                 format!("gemm_{dtype}_{}_{load}", policy.name())
             }
+            KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
             KernelId::Gelu(dtype) => format!("gelu_{dtype}"),
         }
@@ -123,6 +152,7 @@ impl KernelId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hopper::HopperParams;
     use crate::{GeluParams, GemmParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
@@ -140,13 +170,20 @@ mod tests {
     }
 
     #[test]
-    fn every_launch_has_its_kernel_and_one_tile_shape() {
+    fn every_launch_has_its_kernel() {
         for dtype in [DType::Bf16, DType::F16] {
             KernelId::Gelu(dtype).info().unwrap();
-            let sum = KernelId::Sum(dtype).info().unwrap();
+            KernelId::Sum(dtype).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
                 let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
-                assert_eq!((gemm.tile_m, gemm.tile_n), (sum.tile_m, sum.tile_n), "{}", gemm.name);
+                assert_eq!((gemm.tile_m, gemm.tile_n), (128, 128), "{}", gemm.name);
+            }
+            let hopper: Vec<_> = hopper_kernels(dtype).unwrap().collect();
+            assert!(hopper.len() > 4);
+            for kernel in hopper {
+                let named = KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n).info().unwrap();
+                assert_eq!(named.name, kernel.name);
+                assert!(crate::hopper::PIECE_COLUMNS.contains(&kernel.piece_n), "{}", kernel.name);
             }
         }
     }
@@ -155,6 +192,7 @@ mod tests {
     fn parameters_are_as_large_as_the_kernels_expect() {
         for kernel in catalogue().unwrap().values() {
             let expected = match kernel.name.split('_').next() {
+                Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("sum") => size_of::<SumParams>(),
                 Some("gelu") => size_of::<GeluParams>(),

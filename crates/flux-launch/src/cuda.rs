@@ -1,7 +1,9 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
-use crate::catalogue::{KernelId, Load};
-use crate::{DType, Error, GeluParams, GemmParams, Policy, Result, SumParams};
+use crate::catalogue::{KernelId, Load, hopper_kernels};
+use crate::hopper::{self, Scratch};
+use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
+use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
@@ -18,6 +20,9 @@ const SMS_FOR_COPIES: u32 = 8;
 pub(crate) struct CudaLauncher {
     device: Arc<CudaDevice>,
     sharing: u32,
+    /// SMs that all ranks on the GPU together may use.
+    sms: u32,
+    has_hopper: bool,
     loaded: Mutex<HashMap<KernelId, Loaded>>,
 }
 
@@ -36,18 +41,58 @@ struct Loaded {
 unsafe impl Send for Loaded {}
 
 impl CudaLauncher {
-    pub(crate) fn new(device: &Arc<CudaDevice>, sharing: usize) -> Result<Self> {
+    pub(crate) fn new(device: &Arc<CudaDevice>, sharing: usize, sm_budget: Option<u32>) -> Self {
         let sharing = u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
-        Ok(Self { device: Arc::clone(device), sharing, loaded: Mutex::default() })
+        let all = device.multiprocessors();
+        let free = if sharing > 1 { all.saturating_sub(SMS_FOR_COPIES) } else { all };
+        let sms = sm_budget.map_or(free, |budget| budget.min(free));
+        let has_hopper = hopper::is_supported(device);
+        Self { device: Arc::clone(device), sharing, sms, has_hopper, loaded: Mutex::default() }
     }
 
+    /// Blocks of a launch that leaves room for no other on its SM.
+    pub(crate) const fn blocks(&self) -> u32 {
+        self.sms / self.sharing
+    }
+
+    pub(crate) const fn has_hopper(&self) -> bool {
+        self.has_hopper
+    }
+
+    /// The portable kernel's tile.
     pub(crate) fn tile(dtype: DType) -> Result<TileShape> {
-        let kernel = KernelId::Sum(dtype).info()?;
+        let kernel = KernelId::Gemm(dtype, Policy::Plain, Load::Vector).info()?;
         Ok(TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize })
+    }
+
+    /// No kernel that may be chosen has fewer rows or columns in a tile.
+    pub(crate) fn smallest_tile(&self, dtype: DType) -> Result<TileShape> {
+        let mut smallest = Self::tile(dtype)?;
+        if self.has_hopper {
+            for kernel in hopper_kernels(dtype)? {
+                smallest.rows = smallest.rows.min(kernel.tile_m as usize);
+                smallest.columns = smallest.columns.min(kernel.tile_n as usize);
+            }
+        }
+        Ok(smallest)
+    }
+
+    pub(crate) fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
+        let portable = Tiling::whole(Self::tile(dtype)?, TileKernel::Portable);
+        if !self.has_hopper || !problem.aligned || problem.k == 0 || self.blocks() == 0 {
+            return Ok(portable);
+        }
+        let candidates = hopper_kernels(dtype)?.map(Candidate::from);
+        Ok(tiling::choose(candidates, problem, u64::from(self.blocks())).unwrap_or(portable))
     }
 
     /// Loads what a launch of `policy` may need, so that no launch compiles.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
+        if self.has_hopper {
+            for kernel in hopper_kernels(dtype)? {
+                self.load(KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n))?;
+            }
+        }
         self.load(KernelId::Gemm(dtype, policy, Load::Vector))?;
         self.load(KernelId::Gemm(dtype, policy, Load::Scalar))?;
         if policy == Policy::ReduceScatter {
@@ -59,17 +104,30 @@ impl CudaLauncher {
 
     /// # Safety
     /// As for [`crate::Launcher::gemm`].
+    #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gemm(
         &self,
         stream: &CudaStream,
         policy: Policy,
         dtype: DType,
+        tiling: &Tiling,
         params: &GemmParams,
+        destinations: Option<&Destinations>,
+        scratch: Option<&Scratch>,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; this kernel takes this parameter.
-        unsafe {
-            self.launch(stream, KernelId::Gemm(dtype, policy, load_for(params)), |_| params.tiles, params)
+        if params.tiles == 0 {
+            return Ok(());
         }
+        if let (TileKernel::Hopper, Some(scratch)) = (tiling.kernel, scratch) {
+            let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+            let id = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns));
+            let params = hopper::params(id.info()?, dtype, tiling, params, destinations, scratch)?;
+            // SAFETY: the caller's promise; this kernel takes this parameter.
+            return unsafe { self.launch(stream, id, |_| hopper::units(&params), &params) };
+        }
+        let id = KernelId::Gemm(dtype, policy, load_for(params));
+        // SAFETY: as above.
+        unsafe { self.launch(stream, id, |_| params.tiles, params) }
     }
 
     /// # Safety
@@ -163,8 +221,7 @@ impl CudaLauncher {
         // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs.
         let waits_for_gemms = self.sharing > 1 && matches!(id, KernelId::Sum(_));
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
-        let sms = self.device.multiprocessors();
-        let usable = if self.sharing > 1 { sms.saturating_sub(SMS_FOR_COPIES) } else { sms } * per_sm;
+        let usable = self.sms * per_sm;
         let blocks = usable / self.sharing;
         if blocks == 0 {
             return Err(Error::TooManySharing {
@@ -192,14 +249,10 @@ impl Drop for CudaLauncher {
     }
 }
 
+/// 16-byte loads also need K to be a multiple of their elements.
 fn load_for(params: &GemmParams) -> Load {
-    let elements = |count: u64| count.is_multiple_of(8);
-    let aligned = elements(params.lda)
-        && elements(params.ldb)
-        && elements(u64::from(params.k))
-        && params.a.is_aligned_to(16)
-        && params.b.is_aligned_to(16);
-    if aligned { Load::Vector } else { Load::Scalar }
+    let whole = params.are_operands_aligned() && params.k.is_multiple_of(8);
+    if whole { Load::Vector } else { Load::Scalar }
 }
 
 #[cfg(test)]

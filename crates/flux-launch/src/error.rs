@@ -44,6 +44,9 @@ pub enum Error {
         /// The GPU.
         device: String,
     },
+    /// A ReduceScatter was launched without saying where to.
+    #[error("a ReduceScatter needs destinations; make `Destinations` and pass them to the launch")]
+    NoDestinations,
     /// The embedded manifest does not describe a kernel that is needed.
     #[error(
         "the kernel {name} is missing or ill-described in the embedded manifest; rebuild with `cargo xtask build-kernels`"

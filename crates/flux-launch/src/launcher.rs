@@ -1,27 +1,29 @@
 //! One way to launch, on either backend.
 
 use crate::cuda::CudaLauncher;
-use crate::{DType, Error, GeluParams, GemmParams, Policy, Result, SumParams, host};
-use flux_memory::{Device, Stream};
+use crate::hopper::Scratch;
+use crate::tiling::{Problem, TileKernel, Tiling};
+use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, SumParams, host};
+use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 
-/// Launches kernels on one device, or on a share of it.
+/// Launches kernels on one device, or on a share of it. Its GEMMs run one after the other.
 #[derive(Debug)]
 pub struct Launcher(Kind);
 
 #[derive(Debug)]
 enum Kind {
     Host(Arc<ThreadPool>),
-    Cuda(CudaLauncher),
+    Cuda { kernels: Arc<CudaLauncher>, scratch: Option<Scratch> },
 }
 
 impl Launcher {
     /// A launcher for each of `devices`. Where several entries are the same device, each gets an equal share of it, so
     /// that all can run at once: of a GPU's SMs (the entries share its loaded kernels), or of the host's cores, but at
-    /// least one thread.
-    pub fn sharing(devices: &[Device]) -> Result<Vec<Arc<Self>>> {
+    /// least one thread. `sm_budget` bounds the SMs that all launchers of a GPU use together.
+    pub fn sharing(devices: &[Device], sm_budget: Option<u32>) -> Result<Vec<Arc<Self>>> {
         let mut launchers: Vec<Arc<Self>> = Vec::with_capacity(devices.len());
         for (index, device) in devices.iter().enumerate() {
             let same = |other: &Device| match (device.as_cuda(), other.as_cuda()) {
@@ -31,16 +33,24 @@ impl Launcher {
             };
             let sharing = devices.iter().filter(|other| same(other)).count();
             let first = devices.iter().position(same).unwrap_or(index);
-            launchers.push(match device {
-                Device::Cuda(_) if first < index => Arc::clone(&launchers[first]),
-                Device::Cuda(gpu) => Arc::new(Self(Kind::Cuda(CudaLauncher::new(gpu, sharing)?))),
-                Device::Host => Arc::new(Self::host(sharing)?),
-            });
+            let kind = match device {
+                Device::Cuda(gpu) => {
+                    let kernels = match launchers.get(first).map(|launcher| &launcher.0) {
+                        Some(Kind::Cuda { kernels, .. }) => Arc::clone(kernels),
+                        _ => Arc::new(CudaLauncher::new(gpu, sharing, sm_budget)),
+                    };
+                    let room = || Scratch::new(device, kernels.blocks());
+                    let scratch = kernels.has_hopper().then(room).transpose()?;
+                    Kind::Cuda { kernels, scratch }
+                }
+                Device::Host => Kind::Host(Self::threads(sharing)?),
+            };
+            launchers.push(Arc::new(Self(kind)));
         }
         Ok(launchers)
     }
 
-    fn host(sharing: usize) -> Result<Self> {
+    fn threads(sharing: usize) -> Result<Arc<ThreadPool>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / sharing).max(1);
         let pool = ThreadPoolBuilder::new()
@@ -48,14 +58,30 @@ impl Launcher {
             .thread_name(|index| format!("flux-gemm-{index}"))
             .build()
             .map_err(|error| Error::NoThreads { threads, reason: error.to_string() })?;
-        Ok(Self(Kind::Host(Arc::new(pool))))
+        Ok(Arc::new(pool))
     }
 
-    /// The tile that schedules are to be cut into.
+    /// The tile that a GEMM is cut into if nothing speaks for another: what chunks and the choice of way go by.
     pub fn tile(&self, dtype: DType) -> Result<TileShape> {
         match &self.0 {
             Kind::Host(_) => Ok(host::TILE),
-            Kind::Cuda(_) => CudaLauncher::tile(dtype),
+            Kind::Cuda { .. } => CudaLauncher::tile(dtype),
+        }
+    }
+
+    /// No tile of [`Launcher::tiling`] has fewer rows or columns: the largest schedule is one of these.
+    pub fn smallest_tile(&self, dtype: DType) -> Result<TileShape> {
+        match &self.0 {
+            Kind::Host(_) => Ok(host::TILE),
+            Kind::Cuda { kernels, .. } => kernels.smallest_tile(dtype),
+        }
+    }
+
+    /// How to cut `problem` into tiles, and which kernel is to compute them.
+    pub fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
+        match &self.0 {
+            Kind::Host(_) => Ok(Tiling::whole(host::TILE, TileKernel::Host)),
+            Kind::Cuda { kernels, .. } => kernels.tiling(dtype, problem),
         }
     }
 
@@ -63,33 +89,45 @@ impl Launcher {
     pub fn prepare(&self, dtype: DType, policies: &[Policy]) -> Result<()> {
         match &self.0 {
             Kind::Host(_) => Ok(()),
-            Kind::Cuda(launcher) => policies.iter().try_for_each(|&policy| launcher.prepare(dtype, policy)),
+            Kind::Cuda { kernels, .. } => {
+                policies.iter().try_for_each(|&policy| kernels.prepare(dtype, policy))
+            }
         }
     }
 
-    /// Enqueues a GEMM. What 16-byte loads cannot take (a pitch or K that is no multiple of 8 elements, an address that
-    /// is no multiple of 16 bytes) goes to a slower kernel with the same result.
+    /// Enqueues a GEMM, cut as `tiling` says, which is of this launcher. ReduceScatter needs `destinations`.
     ///
     /// # Safety
-    /// Until the launch has ended, everything that `params` names is live, of the extents that it and its tables say,
-    /// aligned to its elements, and reachable by the device; A's rows are not written to once their gates are open, nor
-    /// B; nobody else writes to C or to the slots' tiles.
+    /// Until the launch has ended, everything that `params` and `destinations` name is live, of the extents that they and
+    /// their tables say, aligned to its elements, and reachable by the device; A's rows are not written to once their gates
+    /// are open, nor B; nobody else writes to C or to the slots' tiles. If `tiling` was made for an aligned problem, A and B
+    /// are [`GemmParams::are_operands_aligned`]. The launcher's launches before this one have ended when this one begins.
     pub unsafe fn gemm(
         &self,
         stream: &Stream,
         policy: Policy,
         dtype: DType,
+        tiling: &Tiling,
         params: &GemmParams,
+        destinations: Option<&Destinations>,
     ) -> Result<()> {
-        let _span = tracing::trace_span!("launch gemm", ?policy, tiles = params.tiles).entered();
+        let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = params.tiles).entered();
+        let scatters = policy == Policy::ReduceScatter;
+        let table = match destinations {
+            Some(table) => table.address(),
+            None if scatters => return Err(Error::NoDestinations),
+            None => Address::NULL,
+        };
+        let destination_count = if scatters { params.destination_count } else { 0 };
+        let params = GemmParams { destinations: table, destination_count, ..*params };
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
-                host::launch(pool, stream, dtype, host::Gemm { policy, params: *params })
+                host::launch(pool, stream, dtype, host::Gemm { policy, params })
             },
             // SAFETY: the caller's promise.
-            (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe {
-                launcher.gemm(stream, policy, dtype, params)
+            (Kind::Cuda { kernels, scratch }, Stream::Cuda(stream)) => unsafe {
+                kernels.gemm(stream, policy, dtype, tiling, &params, destinations, scratch.as_ref())
             },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
@@ -106,7 +144,9 @@ impl Launcher {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
             // SAFETY: the caller's promise.
-            (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.sum(stream, dtype, params) },
+            (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
+                kernels.sum(stream, dtype, params)
+            },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
     }
@@ -120,7 +160,9 @@ impl Launcher {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
             // SAFETY: the caller's promise.
-            (Kind::Cuda(launcher), Stream::Cuda(stream)) => unsafe { launcher.gelu(stream, dtype, params) },
+            (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
+                kernels.gelu(stream, dtype, params)
+            },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
     }

@@ -2,19 +2,25 @@
 
 mod catalogue;
 mod cuda;
+mod destinations;
 mod dtype;
 mod error;
+mod hopper;
 mod host;
 mod launcher;
 mod params;
 mod schedule;
+mod tensor_map;
+mod tiling;
 
 pub use catalogue::{KernelInfo, catalogue};
+pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use launcher::Launcher;
 pub use params::{Destination, GeluParams, GemmParams, Policy, RowTile, SumParams};
-pub use schedule::{Schedule, ScheduleTables};
+pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
+pub use tiling::{Problem, Tiling};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -11,7 +11,8 @@ pub enum Policy {
     Plain,
     /// Loads a tile's rows of A only when its gate is open, writes C.
     AllGather,
-    /// Writes a tile into its destinations' slots when its gate is open, and raises the tile's signal there.
+    /// Writes a tile into its destinations' slots when its gate is open; the last tile of a block of rows raises the block's
+    /// signal there.
     ReduceScatter,
 }
 
@@ -41,11 +42,15 @@ pub struct RowTile {
     pub destination: u32,
     /// ReduceScatter: first row in the destination's slot.
     pub destination_row: u32,
-    /// ReduceScatter: the destination's signal of this block's tile in column 0.
+    /// ReduceScatter: the number, at each destination, of the signal of the block of rows that this is in.
     pub signal: u32,
     /// The rank whose signal the gate waits for, for the fault record; of a ReduceScatter's gate, the first signal's, and
     /// the next ranks' signals follow.
     pub peer: u32,
+    /// ReduceScatter: the number of the counter of the block's written tiles. Only tiles that share a counter share a signal.
+    pub counter: u32,
+    /// How many tiles it counts: filled in by [`crate::ScheduleTables`].
+    pub count: u32,
 }
 
 /// Where partial tiles for one peer go.
@@ -54,7 +59,7 @@ pub struct RowTile {
 pub struct Destination {
     /// This rank's slot in the peer's memory, row pitch `ldc`.
     pub slot: Address,
-    /// This rank's tile signals in the peer's memory.
+    /// This rank's signals in the peer's memory.
     pub signals: Address,
 }
 
@@ -83,6 +88,10 @@ pub struct GemmParams {
     pub gates: Address,
     /// `Destination[]`.
     pub destinations: Address,
+    /// ReduceScatter: `u32[]`, the counters that row tiles name, all 0 between launches.
+    pub counters: Address,
+    /// Rows of A and C.
+    pub m: u32,
     /// Columns of C.
     pub n: u32,
     /// Columns of A and B.
@@ -91,12 +100,22 @@ pub struct GemmParams {
     pub tiles: u32,
     /// What a gate's signals must have reached.
     pub gate_epoch: u32,
-    /// What a tile's signal is raised to.
+    /// What a signal is raised to.
     pub epoch: u32,
     /// ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`.
     pub destination_count: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The bound of every wait.
     pub wait: WaitBound,
+}
+
+impl GemmParams {
+    /// Whether the rows of A and B all begin at multiples of 16 bytes, as the fastest kernels need.
+    pub fn are_operands_aligned(&self) -> bool {
+        let is_aligned = |address: Address, pitch: u64| address.is_aligned_to(16) && pitch.is_multiple_of(8);
+        is_aligned(self.a, self.lda) && is_aligned(self.b, self.ldb)
+    }
 }
 
 /// GELU of every element, in place, in fp32: x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2.
@@ -123,15 +142,12 @@ pub struct SumParams {
     pub out: Address,
     /// Row pitch of the output in elements.
     pub ld_out: u64,
-    /// The signal of (source, row tile, column tile) is number
-    /// `source · source_stride + row tile · row_stride + column tile · column_stride`.
+    /// The signal of (source, row) is number `source · source_stride + row / signal_rows`.
     pub signals: Address,
     /// See `signals`.
     pub source_stride: u32,
-    /// See `signals`.
-    pub row_stride: u32,
-    /// See `signals`.
-    pub column_stride: u32,
+    /// See `signals`; at least 1.
+    pub signal_rows: u32,
     /// Rows of the output.
     pub rows: u32,
     /// Columns of the output.
@@ -140,8 +156,6 @@ pub struct SumParams {
     pub world_size: u32,
     /// What the signals must have reached.
     pub epoch: u32,
-    /// Zero.
-    pub reserved: u32,
     /// The bound of every wait.
     pub wait: WaitBound,
 }

@@ -3,6 +3,11 @@
 use crate::{Error, Result, RowTile};
 use flux_memory::{Address, Buffer, Device, Event, Placement, Stream};
 use flux_swizzle::TileOrder;
+use std::collections::BTreeMap;
+
+/// Rows that share a signal of a ReduceScatter, at most: a multiple of the rows of every tile, of which none may straddle two
+/// such blocks.
+pub const SIGNAL_ROWS: usize = 256;
 
 /// A schedule in host memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +40,52 @@ impl ScheduleTables {
         let entry = |tile: flux_swizzle::Tile| {
             Ok(u32::from(number(tile.row_tile)?) << 16 | u32::from(number(tile.column_tile)?))
         };
-        Ok(Self { order: order.tiles().map(entry).collect::<Result<_>>()?, row_tiles })
+        let mut tables = Self { order: order.tiles().map(entry).collect::<Result<_>>()?, row_tiles };
+        tables.count();
+        Ok(tables)
+    }
+
+    /// Cuts the last `count` tiles of the order into halves of `rows` rows, those that are higher: a last wave of tiles
+    /// that does not fill the SMs then takes half the time.
+    pub fn halve_last(mut self, count: usize, rows: usize) -> Result<Self> {
+        let height = u32::try_from(rows).unwrap_or(u32::MAX);
+        let tail = self.order.split_off(self.order.len().saturating_sub(count));
+        let mut halves_of = BTreeMap::new();
+        for entry in tail {
+            let tile = self.row_tiles[(entry >> 16) as usize];
+            if tile.rows <= height {
+                self.order.push(entry);
+                continue;
+            }
+            let first = *halves_of.entry(entry >> 16).or_insert_with(|| {
+                let upper = RowTile { rows: height, ..tile };
+                let lower = RowTile {
+                    row: tile.row + height,
+                    rows: tile.rows - height,
+                    destination_row: tile.destination_row + height,
+                    ..tile
+                };
+                self.row_tiles.extend([upper, lower]);
+                self.row_tiles.len() - 2
+            });
+            for half in [first, first + 1] {
+                let half = u16::try_from(half).map_err(|_| Error::TooManyTiles { tiles: half + 1 })?;
+                self.order.push(u32::from(half) << 16 | (entry & 0xffff));
+            }
+        }
+        self.count();
+        Ok(self)
+    }
+
+    /// Fills in how many tiles of the order share each counter.
+    fn count(&mut self) {
+        let mut counts = BTreeMap::new();
+        for entry in &self.order {
+            *counts.entry(self.row_tiles[(entry >> 16) as usize].counter).or_insert(0) += 1;
+        }
+        for tile in &mut self.row_tiles {
+            tile.count = counts.get(&tile.counter).copied().unwrap_or(0);
+        }
     }
 
     /// Whether an order's entries can number that many tiles along each dimension: 65,536.
@@ -123,5 +173,37 @@ impl Schedule {
 
     fn order_offset(&self) -> usize {
         self.capacity.1 * size_of::<RowTile>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_swizzle::TileShape;
+
+    #[test]
+    fn halves_cover_the_same_rows_and_are_counted() {
+        // 600 rows are tiles of 256, 256 and 88; five columns of tiles.
+        let order = TileOrder::plain(600, TileShape { rows: 256, columns: 64 }, 320).unwrap();
+        let whole =
+            ScheduleTables::new(&order, |tile, entry| entry.counter = u32::from(tile.index > 0)).unwrap();
+        assert_eq!(whole.row_tiles.iter().map(|tile| tile.count).collect::<Vec<_>>(), [5, 10, 10]);
+        for halved in 0..=whole.order.len() + 1 {
+            let tables = whole.clone().halve_last(halved, 128).unwrap();
+            let mut covered = vec![[0_u8; 5]; 600];
+            for entry in &tables.order {
+                let tile = tables.row_tiles[(entry >> 16) as usize];
+                for row in tile.row..tile.row + tile.rows {
+                    covered[row as usize][(entry & 0xffff) as usize] += 1;
+                }
+            }
+            assert!(covered.iter().flatten().all(|&count| count == 1), "{halved}");
+            for counter in 0..2 {
+                let shared = |entry: &&u32| tables.row_tiles[(**entry >> 16) as usize].counter == counter;
+                let count = tables.order.iter().filter(shared).count();
+                let noted = tables.row_tiles.iter().find(|tile| tile.counter == counter).unwrap().count;
+                assert_eq!(noted as usize, count, "{halved}");
+            }
+        }
     }
 }

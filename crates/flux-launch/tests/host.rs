@@ -1,7 +1,8 @@
 //! The host's kernels against a plain triple loop: shapes with tails everywhere, pitches, slots, gates.
 
 use flux_launch::{
-    DType, Destination, Element, GemmParams, Launcher, Policy, Schedule, ScheduleTables, SumParams,
+    DType, Destination, Destinations, Element, Error, GemmParams, Launcher, Policy, Problem, Schedule,
+    ScheduleTables, Slots, SumParams,
 };
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream, SymmetricSignals};
 use flux_swizzle::{Shards, TileOrder};
@@ -19,7 +20,7 @@ struct Host {
 impl Host {
     fn new(budget: Duration) -> Self {
         let device = Device::host();
-        let launcher = Launcher::sharing(std::slice::from_ref(&device)).unwrap().remove(0);
+        let launcher = Launcher::sharing(std::slice::from_ref(&device), None).unwrap().remove(0);
         let log = FaultLog::new(&device, 1, budget).unwrap();
         Self { stream: device.stream().unwrap(), device, launcher, log }
     }
@@ -34,6 +35,30 @@ impl Host {
         let mut values = vec![E::zeroed(); buffer.bytes() / size_of::<E>()];
         buffer.download(&self.stream, 0, bytemuck::cast_slice_mut(&mut values)).unwrap();
         values
+    }
+
+    /// # Safety
+    /// As for [`Launcher::gemm`].
+    unsafe fn gemm<E: Element>(
+        &self,
+        policy: Policy,
+        params: &GemmParams,
+        to: Option<&Destinations>,
+    ) -> Result<(), Error> {
+        let (n, k, shards) =
+            (params.n as usize, params.k as usize, Shards::new(params.m as usize, 1).unwrap());
+        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
+        let tiling = self.launcher.tiling(E::DTYPE, &problem).unwrap();
+        assert_eq!(tiling.shape, self.launcher.tile(E::DTYPE).unwrap());
+        // SAFETY: the caller's promise.
+        unsafe { self.launcher.gemm(&self.stream, policy, E::DTYPE, &tiling, params, to) }
+    }
+
+    /// Counters of written tiles, all 0.
+    fn counters(&self, count: usize) -> Buffer {
+        let buffer = Buffer::allocate(&self.device, 4 * count, Placement::Device).unwrap();
+        buffer.upload(&self.stream, 0, &vec![0; 4 * count]).unwrap();
+        buffer
     }
 
     fn schedule(&self, tables: &ScheduleTables) -> Schedule {
@@ -85,6 +110,7 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
         ldc: ldc as u64,
         order: schedule.order(),
         row_tiles: schedule.row_tiles(),
+        m: u32::try_from(m).unwrap(),
         n: u32::try_from(n).unwrap(),
         k: u32::try_from(k).unwrap(),
         tiles: schedule.tiles(),
@@ -92,7 +118,7 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
         ..GemmParams::default()
     };
     // SAFETY: the buffers are as large as the parameters say, and outlive the download below.
-    unsafe { host.launcher.gemm(&host.stream, Policy::Plain, E::DTYPE, &params).unwrap() };
+    unsafe { host.gemm::<E>(Policy::Plain, &params, None).unwrap() };
     let c: Vec<E> = host.download(&c_buffer);
     let expected = product(&a, lda, &b, ldb, m, n, k);
     for (row, line) in c.chunks(ldc.max(1)).enumerate().take(m) {
@@ -134,10 +160,10 @@ fn slots_are_filled_signalled_and_summed() {
     let shards = Shards::new(m, world_size).unwrap();
     let tile = host.launcher.tile(DType::Bf16).unwrap();
     let (slot_rows, pitch) = (shards.max_rows(), n + 8);
-    let column_tiles = n.div_ceil(tile.columns);
-    let tiles = slot_rows.div_ceil(tile.rows) * column_tiles;
+    let blocks = slot_rows.div_ceil(tile.rows); // of rows, each with a signal
+    let counters = host.counters(blocks * world_size);
     let members = vec![host.device.clone(); world_size];
-    let signals = SymmetricSignals::allocate(&members, world_size * tiles, Placement::Device).unwrap();
+    let signals = SymmetricSignals::allocate(&members, world_size * blocks, Placement::Device).unwrap();
     let slots: Vec<Buffer> =
         (0..2).map(|_| host.upload(&vec![bf16::NAN; world_size * slot_rows * pitch])).collect();
     let operands: Vec<_> =
@@ -148,18 +174,18 @@ fn slots_are_filled_signalled_and_summed() {
         let tables = ScheduleTables::new(&order, |tile, entry| {
             entry.destination = u32::try_from(tile.shard).unwrap();
             entry.destination_row = u32::try_from(tile.rows.start - shards.range(tile.shard).start).unwrap();
-            entry.signal = u32::try_from(tile.index * column_tiles).unwrap();
+            entry.signal = u32::try_from(tile.index).unwrap();
+            entry.counter = u32::try_from(tile.shard * blocks + tile.index).unwrap();
         });
         let schedule = host.schedule(&tables.unwrap());
         let destinations: Vec<_> = (0..world_size)
             .map(|rank| Destination {
                 slot: slots[rank].address().add(source * slot_rows * pitch * 2),
-                signals: signals.word(rank, source * tiles),
+                signals: signals.word(rank, source * blocks),
             })
             .collect();
-        let table =
-            Buffer::allocate(&host.device, size_of_val(&destinations[..]), Placement::Device).unwrap();
-        table.upload(&host.stream, 0, bytemuck::cast_slice(&destinations)).unwrap();
+        let extents = Slots { rows: slot_rows, columns: n, pitch };
+        let table = Destinations::new(&host.device, DType::Bf16, &destinations, extents).unwrap();
         let (a, b) = (host.upload(a), host.upload(b));
         let params = GemmParams {
             a: a.address(),
@@ -169,7 +195,8 @@ fn slots_are_filled_signalled_and_summed() {
             ldc: pitch as u64,
             order: schedule.order(),
             row_tiles: schedule.row_tiles(),
-            destinations: table.address(),
+            counters: counters.address(),
+            m: u32::try_from(m).unwrap(),
             n: u32::try_from(n).unwrap(),
             k: u32::try_from(k).unwrap(),
             tiles: schedule.tiles(),
@@ -179,7 +206,10 @@ fn slots_are_filled_signalled_and_summed() {
             ..GemmParams::default()
         };
         // SAFETY: everything is kept alive until the stream is synchronised.
-        unsafe { host.launcher.gemm(&host.stream, Policy::ReduceScatter, DType::Bf16, &params).unwrap() };
+        unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &params, Some(&table)).unwrap() };
+        // SAFETY: nothing is enqueued.
+        let refused = unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &params, None) };
+        assert!(matches!(refused, Err(Error::NoDestinations)));
         alive.push((a, b, table, schedule));
     }
     for (rank, slots) in slots.iter().enumerate() {
@@ -192,15 +222,13 @@ fn slots_are_filled_signalled_and_summed() {
             out: out.address(),
             ld_out: n as u64,
             signals: signals.word(rank, 0),
-            source_stride: u32::try_from(tiles).unwrap(),
-            row_stride: u32::try_from(column_tiles).unwrap(),
-            column_stride: 1,
+            source_stride: u32::try_from(blocks).unwrap(),
+            signal_rows: u32::try_from(tile.rows).unwrap(),
             rows: u32::try_from(own.len()).unwrap(),
             n: u32::try_from(n).unwrap(),
             world_size: 2,
             epoch: 1,
             wait: host.log.bound(0),
-            ..SumParams::default()
         };
         // SAFETY: as above.
         unsafe { host.launcher.sum(&host.stream, DType::Bf16, &params).unwrap() };
@@ -233,6 +261,7 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
         order: schedule.order(),
         row_tiles: schedule.row_tiles(),
         gates: signals.word(0, 0),
+        m: 200,
         n: 200,
         k: 8,
         tiles: schedule.tiles(),
@@ -243,7 +272,7 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
     // SAFETY: everything outlives the stream's work.
     unsafe {
         host.stream.write_values(&[(signals.word(0, 2), 6)]).unwrap();
-        host.launcher.gemm(&host.stream, Policy::AllGather, DType::Bf16, &params).unwrap();
+        host.gemm::<bf16>(Policy::AllGather, &params, None).unwrap();
     }
     host.stream.synchronize().unwrap();
     let fault = host.log.fault().unwrap();
@@ -262,23 +291,24 @@ fn a_tile_goes_to_several_destinations() {
     let (a_buffer, b_buffer) = (host.upload(&a), host.upload(&b));
     let slots: Vec<Buffer> = (0..count).map(|_| host.upload(&vec![bf16::NAN; m * n])).collect();
     let order = TileOrder::plain(m, host.launcher.tile(DType::Bf16).unwrap(), n).unwrap();
-    let (tiles, column_tiles) = (u32::try_from(order.len()).unwrap(), order.column_tiles());
+    let blocks = order.row_tiles().count();
+    let counters = host.counters(blocks);
     let device = std::slice::from_ref(&host.device);
-    let signals = SymmetricSignals::allocate(device, count * order.len(), Placement::Device).unwrap();
+    let signals = SymmetricSignals::allocate(device, count * blocks, Placement::Device).unwrap();
     let gates = SymmetricSignals::allocate(device, count, Placement::Device).unwrap();
     // The first destination is not to get anything.
     let destinations: Vec<_> = std::iter::once(Destination::default())
         .chain((0..count).map(|index| Destination {
             slot: slots[index].address(),
-            signals: signals.word(0, index * order.len()),
+            signals: signals.word(0, index * blocks),
         }))
         .collect();
-    let table = Buffer::allocate(&host.device, size_of_val(&destinations[..]), Placement::Device).unwrap();
-    table.upload(&host.stream, 0, bytemuck::cast_slice(&destinations)).unwrap();
+    let extents = Slots { rows: m, columns: n, pitch: n };
+    let table = Destinations::new(&host.device, DType::Bf16, &destinations, extents).unwrap();
     let tables = ScheduleTables::new(&order, |tile, entry| {
         (entry.gate_begin, entry.gate_end, entry.peer, entry.destination) = (0, 3, 4, 1);
-        (entry.destination_row, entry.signal) =
-            (entry.row, u32::try_from(tile.index * column_tiles).unwrap());
+        let block = u32::try_from(tile.index).unwrap();
+        (entry.destination_row, entry.signal, entry.counter) = (entry.row, block, block);
     });
     let schedule = host.schedule(&tables.unwrap());
     let params = GemmParams {
@@ -290,23 +320,24 @@ fn a_tile_goes_to_several_destinations() {
         order: schedule.order(),
         row_tiles: schedule.row_tiles(),
         gates: gates.word(0, 0),
-        destinations: table.address(),
+        counters: counters.address(),
+        m: u32::try_from(m).unwrap(),
         n: u32::try_from(n).unwrap(),
         k: u32::try_from(k).unwrap(),
-        tiles,
+        tiles: schedule.tiles(),
         gate_epoch: 1,
         epoch: 5,
         destination_count: 3,
         wait: host.log.bound(2),
         ..GemmParams::default()
     };
-    let mut raised = vec![0_u32; count * order.len()];
+    let mut raised = vec![0_u32; count * blocks];
     // SAFETY: everything outlives the stream's work.
     unsafe {
         host.stream
             .write_values(&[(gates.word(0, 0), 1), (gates.word(0, 1), 1), (gates.word(0, 2), 1)])
             .unwrap();
-        host.launcher.gemm(&host.stream, Policy::ReduceScatter, DType::Bf16, &params).unwrap();
+        host.gemm::<bf16>(Policy::ReduceScatter, &params, Some(&table)).unwrap();
         host.stream.download(bytemuck::cast_slice_mut(&mut raised), signals.word(0, 0)).unwrap();
     }
     let expected: Vec<_> = product(&a, k, &b, k, m, n, k).into_iter().map(bf16::from_f32).collect();
@@ -316,7 +347,7 @@ fn a_tile_goes_to_several_destinations() {
     unsafe {
         host.stream.write_values(&[(gates.word(0, 0), 2), (gates.word(0, 1), 2)]).unwrap();
         let next = GemmParams { gate_epoch: 2, epoch: 6, ..params };
-        host.launcher.gemm(&host.stream, Policy::ReduceScatter, DType::Bf16, &next).unwrap();
+        host.gemm::<bf16>(Policy::ReduceScatter, &next, Some(&table)).unwrap();
     }
     host.stream.synchronize().unwrap();
     let fault = host.log.fault().unwrap();

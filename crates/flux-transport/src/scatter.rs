@@ -2,7 +2,7 @@
 //! slot of its own, so that the owner can sum them in rank order.
 //!
 //! Slots are filled in one of two ways: a GEMM writes its tiles straight into [`Scatter::slot`] and raises
-//! [`Scatter::tile_signals`]; or GEMMs write to [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`]
+//! [`Scatter::block_signals`]; or GEMMs write to [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`]
 //! move the rows, or [`Scatter::stage_shard`] and [`Scatter::transfer_rest`], destination by destination. Then the owner
 //! sums its slots, and [`Scatter::release`] lets the sources overwrite them.
 //!
@@ -28,8 +28,8 @@ pub struct ScatterSpec {
     pub row_bytes: usize,
     /// Rows of a chunk.
     pub chunk_rows: usize,
-    /// Tile signals per source.
-    pub tiles: usize,
+    /// Blocks of rows in a slot that have signals of their own, which a GEMM raises.
+    pub blocks: usize,
     /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.
     pub with_partial: bool,
     /// Who moves the data.
@@ -104,15 +104,15 @@ impl Scatter {
         let slots = allocate(world_size.saturating_mul(slot_rows))?;
         let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
         let words =
-            |row: usize| PeerWords { first: spec.tiles.saturating_add(row).saturating_mul(world_size) };
+            |row: usize| PeerWords { first: spec.blocks.saturating_add(row).saturating_mul(world_size) };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
         let signals = SymmetricSignals::allocate(
             devices,
-            spec.tiles.saturating_add(4).saturating_mul(world_size),
+            spec.blocks.saturating_add(4).saturating_mul(world_size),
             spec.placement,
         )?;
-        let lost_tiles = if spec.signal_loss.is_some() { spec.tiles } else { 0 };
-        let lost = SymmetricSignals::allocate(devices, lost_tiles, spec.placement)?;
+        let lost_blocks = if spec.signal_loss.is_some() { spec.blocks } else { 0 };
+        let lost = SymmetricSignals::allocate(devices, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let ranks = Link::all(members)?
             .into_iter()
@@ -154,12 +154,12 @@ impl Scatter {
         self.slots.address(destination).add(source * self.slot_rows * self.spec.row_bytes)
     }
 
-    /// The signals that `source` raises at `destination`, tile by tile.
-    pub fn tile_signals(&self, destination: usize, source: usize) -> Address {
+    /// The signals that `source` raises at `destination`, one for each block of rows.
+    pub fn block_signals(&self, destination: usize, source: usize) -> Address {
         if self.is_lost(source, destination) {
             return self.lost.word(destination, 0);
         }
-        self.signals.word(destination, source * self.spec.tiles)
+        self.signals.word(destination, source * self.spec.blocks)
     }
 
     /// `rank`'s signals; the acknowledgement of each destination is [`Scatter::gate`] further on.

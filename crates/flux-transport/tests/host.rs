@@ -43,7 +43,7 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
-        tiles: 0,
+        blocks: 0,
         with_partial: true,
         direction,
         placement: Placement::Device,
@@ -306,7 +306,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));
     let huge = AllGatherSpec { max_rows: usize::MAX, ..gather_spec(Direction::Push, 1) };
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
-    let huge = ScatterSpec { tiles: usize::MAX, ..scatter_spec(Direction::Push, 1) };
+    let huge = ScatterSpec { blocks: usize::MAX, ..scatter_spec(Direction::Push, 1) };
     assert!(matches!(Scatter::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
     let short = Members { faults: Vec::new(), ..members.clone() };
     let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(Direction::Push, 4));

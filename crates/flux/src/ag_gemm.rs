@@ -72,8 +72,7 @@ impl AgGemm {
             .local_ranks()
             .map(|rank| {
                 group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
-                let largest = TileOrder::all_gather(shards, rank, tile, weight_shards.rows(rank))?;
-                Schedules::new(group.device(rank)?, &largest)
+                Schedules::new(group, rank, spec.dtype, shards, weight_shards.rows(rank))
             })
             .collect::<Result<_>>()?;
         let state = OpState::new(schedules);
@@ -263,19 +262,27 @@ impl AgGemm {
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        let gemm = Gemm { launcher: self.group.launcher(rank), policy, dtype: self.spec.dtype, rows, params };
-        let tables = || match policy {
-            Policy::AllGather => self.fused_tables(rank, rows),
-            _ => plain_tables(rows, self.tile, columns),
+        let world_size = if policy == Policy::AllGather { self.state.world_size() } else { 1 };
+        let gemm = Gemm {
+            launcher: self.group.launcher(rank),
+            policy,
+            dtype: self.spec.dtype,
+            shards: Shards::new(rows, world_size)?,
+            params,
+            destinations: None,
+        };
+        let tables = |tile| match policy {
+            Policy::AllGather => self.fused_tables(rank, rows, tile),
+            _ => plain_tables(rows, tile, columns),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
-    fn fused_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
         let chunks = self.gather.chunks(m)?;
-        let order = TileOrder::all_gather(*chunks.shards(), rank, self.tile, self.columns(rank).len())?;
+        let order = TileOrder::all_gather(*chunks.shards(), rank, tile, self.columns(rank).len())?;
         Ok(ScheduleTables::new(&order.grouped_within(self.chunk_rows), |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);

@@ -95,7 +95,7 @@ impl GemmAr {
             },
         )?;
         gather.watch_shards(&members)?;
-        let state = OpState::new(reduction::schedules(group, &spec, scattered.tile())?);
+        let state = OpState::new(reduction::schedules(group, &spec)?);
         let calls = group.local_ranks().map(|_| Default::default()).collect();
         let group = group.clone();
         Ok(Self {

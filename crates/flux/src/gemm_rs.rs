@@ -43,7 +43,7 @@ impl GemmRs {
         spec.check()?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
-        let state = OpState::new(reduction::schedules(group, &spec, reduction.tile())?);
+        let state = OpState::new(reduction::schedules(group, &spec)?);
         Ok(Self { spec, reduction, state, group: group.clone() })
     }
 

@@ -4,6 +4,7 @@ use crate::{Error, Result};
 use flux_launch::Launcher;
 use flux_memory::{Backend, Device, FaultLog, Placement, Stream, WaitSite};
 use flux_transport::{Members, SignalLoss};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -33,6 +34,9 @@ pub struct GroupConfig {
     /// How long a wait for a peer may last. It begins when the wait does, however much is queued before it. A wait for a
     /// peer that may itself be waiting (for the shards that [`crate::GemmAr`] gathers) may last twice as long.
     pub wait_budget: Duration,
+    /// The most SMs of a GPU that the GEMMs of all its ranks together may use; by default all, less what copies between ranks
+    /// of one GPU need.
+    pub sm_budget: Option<NonZeroU32>,
     /// A fault to rehearse: all data signals of one rank to another are lost. For tests.
     pub signal_loss: Option<SignalLoss>,
 }
@@ -43,6 +47,7 @@ impl Default for GroupConfig {
             backend: BackendChoice::default(),
             peer_memory: Placement::Device,
             wait_budget: Duration::from_secs(10),
+            sm_budget: None,
             signal_loss: None,
         }
     }
@@ -98,7 +103,7 @@ impl Group {
         if config.peer_memory == Placement::Device {
             Device::enable_peer_access(&devices)?;
         }
-        let launchers = Launcher::sharing(&devices)?;
+        let launchers = Launcher::sharing(&devices, config.sm_budget.map(NonZeroU32::get))?;
         let log = |(rank, device): (usize, &Device)| {
             FaultLog::new(device, u32::try_from(rank).unwrap_or(u32::MAX), config.wait_budget)
         };

@@ -8,7 +8,9 @@ use crate::call::{check_call, kernel_size};
 use crate::plan::{Path, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
-use flux_launch::{Destination, GemmParams, Policy, ScheduleTables, SumParams};
+use flux_launch::{
+    Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
+};
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
 use flux_transport::{PeerCopy, Scatter, ScatterSpec};
@@ -35,11 +37,14 @@ pub(crate) struct Reduction {
     chunk_rows: usize,
     tile: TileShape,
     pitch: usize,
-    column_tiles: usize,
+    /// Blocks of rows in a slot, each with a signal.
+    blocks: usize,
     weight_shards: Shards,
     scatter: Scatter,
-    /// Each rank's `Destination[world_size]`.
-    destinations: Vec<Buffer>,
+    /// Each rank's, in the order of [`destinations`].
+    destinations: Vec<Destinations>,
+    /// Each rank's counters of the tiles that it has written: of each block of rows, at each owner.
+    counters: Vec<Buffer>,
     group: Group,
 }
 
@@ -73,12 +78,12 @@ impl Reduction {
             Owners::All => max_rows,
         };
         let chunk_rows = spec.chunk_rows(row_bytes, tile, slot_rows);
-        let column_tiles = spec.n.div_ceil(tile.columns);
+        let blocks = slot_rows.div_ceil(SIGNAL_ROWS);
         let scatter_spec = ScatterSpec {
             max_rows,
             row_bytes,
             chunk_rows,
-            tiles: slot_rows.div_ceil(tile.rows) * column_tiles,
+            blocks,
             with_partial: spec.path != PathPreference::Fused,
             direction: spec.direction,
             placement: group.config().peer_memory,
@@ -89,13 +94,17 @@ impl Reduction {
             Owners::Shards => Scatter::new(Box::new(PeerCopy), group.members(), scatter_spec)?,
             Owners::All => Scatter::to_all(Box::new(PeerCopy), group.members(), scatter_spec)?,
         };
-        let destinations = group
-            .local_ranks()
-            .map(|rank| {
-                group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
-                destinations(group, &scatter, rank, owners)
-            })
-            .collect::<Result<_>>()?;
+        let slots = Slots { rows: slot_rows, columns: spec.n, pitch };
+        let (mut tables, mut counters) = (Vec::new(), Vec::new());
+        for rank in group.local_ranks() {
+            group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
+            let (device, table) = (group.device(rank)?, destinations(world_size, &scatter, rank, owners));
+            tables.push(Destinations::new(device, spec.dtype, &table, slots)?);
+            let zeros = vec![0; blocks.saturating_mul(world_size).saturating_mul(size_of::<u32>())];
+            let of_rank = Buffer::allocate(device, zeros.len(), Placement::Device)?;
+            of_rank.upload(&device.stream()?, 0, &zeros)?;
+            counters.push(of_rank);
+        }
         Ok(Self {
             spec: spec.clone(),
             op,
@@ -103,10 +112,11 @@ impl Reduction {
             chunk_rows,
             tile,
             pitch,
-            column_tiles,
+            blocks,
             weight_shards: Shards::new(spec.k, world_size)?,
             scatter,
-            destinations,
+            destinations: tables,
+            counters,
             group: group.clone(),
         })
     }
@@ -229,17 +239,16 @@ impl Reduction {
         Ok(())
     }
 
-    /// Sums the rank's rows into `out`, each tile when its signals are up (one per tile if fused, else one per source),
+    /// Sums the rank's rows into `out`, each tile when its signals are up (of its block of rows if fused, else one per source),
     /// and lets the sources overwrite its slots.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `out`, which has the rank's rows.
     pub(crate) unsafe fn finish(&self, part: &Partial, out: Matrix, stream: &Stream) -> Result<()> {
         let rank = part.rank;
-        let row_tiles = self.scatter.slot_rows().div_ceil(self.tile.rows);
-        let (signals, source_stride, row_stride, column_stride) = match part.path {
-            Path::Fused => (self.scatter.gates(rank), row_tiles * self.column_tiles, self.column_tiles, 1),
-            _ => (self.scatter.arrived(rank), 1, 0, 0),
+        let (signals, source_stride, signal_rows) = match part.path {
+            Path::Fused => (self.scatter.gates(rank), self.blocks, SIGNAL_ROWS),
+            _ => (self.scatter.arrived(rank), 1, self.scatter.slot_rows().max(1)),
         };
         let params = SumParams {
             slots: self.slots(rank),
@@ -248,15 +257,13 @@ impl Reduction {
             out: out.address,
             ld_out: out.pitch as u64,
             signals,
-            source_stride: kernel_size("the number of tiles", source_stride)?,
-            row_stride: kernel_size("the number of tiles", row_stride)?,
-            column_stride,
+            source_stride: kernel_size("the number of blocks of rows", source_stride)?,
+            signal_rows: kernel_size("the number of rows", signal_rows)?,
             rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
             n: kernel_size("n", self.spec.n)?,
             world_size: kernel_size("the world size", self.group.world_size())?,
             epoch: part.epoch,
             wait: self.group.members().faults[rank].bound(self.op),
-            ..SumParams::default()
         };
         // SAFETY: the caller's promise for the output; the rest belongs to this op.
         unsafe {
@@ -291,7 +298,7 @@ impl Reduction {
             ldb: b.pitch as u64,
             ldc: c.pitch as u64,
             gates: self.scatter.gates(rank),
-            destinations: self.destinations[rank].address(),
+            counters: self.counters[rank].address(),
             n: kernel_size("n", self.spec.n)?,
             k: kernel_size("k", self.depth(rank).len())?,
             gate_epoch: epoch.wrapping_sub(1), // the owners have summed the call before
@@ -300,27 +307,40 @@ impl Reduction {
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
-        let (launcher, dtype) = (self.group.launcher(rank), self.spec.dtype);
-        let gemm = Gemm { launcher, policy, dtype, rows: m, params };
-        let tables = || match policy {
-            Policy::ReduceScatter => self.fused_tables(rank, m),
-            _ => plain_tables(m, self.tile, self.spec.n),
+        let fused = policy == Policy::ReduceScatter;
+        let gemm = Gemm {
+            launcher: self.group.launcher(rank),
+            policy,
+            dtype: self.spec.dtype,
+            shards: if fused { self.shards(m)? } else { Shards::new(m, 1)? },
+            params,
+            destinations: fused.then(|| &self.destinations[rank]),
+        };
+        let tables = |tile| match policy {
+            Policy::ReduceScatter => self.fused_tables(rank, m, tile),
+            _ => plain_tables(m, tile, self.spec.n),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
+    /// The rows that go to one owner each, or all to all.
+    fn shards(&self, m: usize) -> Result<Shards> {
+        Ok(match self.owners {
+            Owners::Shards => Shards::new(m, self.group.world_size())?,
+            Owners::All => Shards::new(m, 1)?,
+        })
+    }
+
     /// Each tile's place in the slots, and what it waits for: that all who get it have summed what was there before.
-    fn fused_tables(&self, rank: usize, m: usize) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let world_size = self.group.world_size();
         // Destination by destination, from the next rank around to this one; or each tile to all.
-        let (shards, order) = match self.owners {
-            Owners::Shards => {
-                let shards = Shards::new(m, world_size)?;
-                (shards, TileOrder::reduce_scatter(shards, rank, self.tile, self.spec.n)?)
-            }
-            Owners::All => (Shards::new(m, 1)?, TileOrder::plain(m, self.tile, self.spec.n)?),
+        let shards = self.shards(m)?;
+        let order = match self.owners {
+            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tile, self.spec.n)?,
+            Owners::All => TileOrder::plain(m, tile, self.spec.n)?,
         };
         let owners = |tile: &RowTile| match self.owners {
             Owners::Shards => tile.shard..tile.shard + 1,
@@ -332,33 +352,29 @@ impl Reduction {
             entry.gate_end = number(self.scatter.gate(owners.end));
             entry.destination = number(owners.start);
             entry.peer = number(owners.start);
-            entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
-            entry.signal = number(tile.index * self.column_tiles);
+            let row = tile.rows.start - shards.range(tile.shard).start;
+            entry.destination_row = number(row);
+            entry.signal = number(row / SIGNAL_ROWS);
+            entry.counter = number(tile.shard * self.blocks + row / SIGNAL_ROWS);
         })?)
     }
 }
 
 /// Where `rank`'s tiles go: one entry per rank, in rank order, so that a shard's owner is found by its number. A tile that
 /// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same.
-fn destinations(group: &Group, scatter: &Scatter, rank: usize, owners: Owners) -> Result<Buffer> {
-    let world_size = group.world_size();
+fn destinations(world_size: usize, scatter: &Scatter, rank: usize, owners: Owners) -> Vec<Destination> {
     let first = if owners == Owners::All { rank + 1 } else { 0 };
-    let table: Vec<_> = (0..world_size)
+    (0..world_size)
         .map(|index| (first + index) % world_size)
-        .map(|peer| Destination { slot: scatter.slot(peer, rank), signals: scatter.tile_signals(peer, rank) })
-        .collect();
-    let (device, table): (_, &[u8]) = (group.device(rank)?, bytemuck::cast_slice(&table));
-    let buffer = Buffer::allocate(device, table.len(), Placement::Device)?;
-    buffer.upload(&device.stream()?, 0, table)?;
-    Ok(buffer)
+        .map(|peer| Destination {
+            slot: scatter.slot(peer, rank),
+            signals: scatter.block_signals(peer, rank),
+        })
+        .collect()
 }
 
 /// What [`Reduction`]s of `spec` are launched from: the largest schedule is that of tiles that do not straddle shards.
-pub(crate) fn schedules(group: &Group, spec: &OpSpec, tile: TileShape) -> Result<Vec<Schedules>> {
+pub(crate) fn schedules(group: &Group, spec: &OpSpec) -> Result<Vec<Schedules>> {
     let shards = Shards::new(spec.max_m, group.world_size())?;
-    let of_rank = |rank| {
-        let largest = TileOrder::reduce_scatter(shards, rank, tile, spec.n)?;
-        Schedules::new(group.device(rank)?, &largest)
-    };
-    group.local_ranks().map(of_rank).collect()
+    group.local_ranks().map(|rank| Schedules::new(group, rank, spec.dtype, shards, spec.n)).collect()
 }

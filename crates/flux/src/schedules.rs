@@ -1,27 +1,45 @@
 //! Schedules by number of rows: built once for each, kept while they are in use, and the launches that follow them.
 
-use crate::Result;
-use flux_launch::{DType, GemmParams, Launcher, Policy, Schedule, ScheduleTables};
-use flux_memory::{Device, Event, Stream};
-use flux_swizzle::{TileOrder, TileShape};
+use crate::call::kernel_size;
+use crate::{Group, Result};
+use flux_launch::{
+    DType, Destinations, GemmParams, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
+};
+use flux_memory::{Event, Stream};
+use flux_swizzle::{Shards, TileOrder, TileShape};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
 
-/// A GEMM, but for its schedule.
+/// A GEMM, but for how it is cut into tiles and in which order they come.
 #[derive(Clone, Copy)]
 pub(crate) struct Gemm<'a> {
     pub(crate) launcher: &'a Launcher,
     pub(crate) policy: Policy,
     pub(crate) dtype: DType,
-    pub(crate) rows: usize,
+    /// The rows, and the shards that tiles do not straddle.
+    pub(crate) shards: Shards,
     pub(crate) params: GemmParams,
+    /// ReduceScatter: where tiles go.
+    pub(crate) destinations: Option<&'a Destinations>,
+}
+
+impl Gemm<'_> {
+    fn tiling(&self, aligned: bool) -> Result<Tiling> {
+        let (n, k) = (self.params.n as usize, self.params.k as usize);
+        let problem = Problem { shards: self.shards, n, k, aligned };
+        Ok(self.launcher.tiling(self.dtype, &problem)?)
+    }
 }
 
 /// The schedule of a GEMM that waits for nothing: its rows are C's.
 pub(crate) fn plain_tables(rows: usize, tile: TileShape, columns: usize) -> Result<ScheduleTables> {
     Ok(ScheduleTables::new(&TileOrder::plain(rows, tile, columns)?, |_, _| {})?)
 }
+
+/// What a schedule depends on, within an operation: the rows, what is done with them, and whether the operands are aligned,
+/// which decides about the kernel.
+type Key = (usize, Policy, bool);
 
 /// One rank's schedules of one operation. All memory is allocated when it is built.
 #[derive(Debug)]
@@ -32,7 +50,8 @@ pub(crate) struct Schedules {
 
 #[derive(Debug)]
 struct Entry {
-    key: Option<(usize, Policy)>,
+    key: Option<Key>,
+    tiling: Option<Tiling>,
     last_used: u64,
     schedule: Schedule,
     /// After the last launch that used it.
@@ -40,13 +59,23 @@ struct Entry {
 }
 
 impl Schedules {
-    /// Room for `largest`, and so for every smaller one.
-    pub(crate) fn new(device: &Device, largest: &TileOrder) -> Result<Self> {
+    /// Room for calls of `rank` with at most the rows of `largest`, and `columns` columns.
+    pub(crate) fn new(
+        group: &Group,
+        rank: usize,
+        dtype: DType,
+        largest: Shards,
+        columns: usize,
+    ) -> Result<Self> {
+        let (device, launcher) = (group.device(rank)?, group.launcher(rank));
+        let usual = TileOrder::all_gather(largest, rank, launcher.tile(dtype)?, columns)?;
+        ScheduleTables::check_size(usual.row_tiles().count(), usual.column_tiles())?;
+        let largest = TileOrder::all_gather(largest, rank, launcher.smallest_tile(dtype)?, columns)?;
         let (tiles, row_tiles) = (largest.len(), largest.row_tiles().count());
-        ScheduleTables::check_size(row_tiles, largest.column_tiles())?;
         let entry = || {
             Ok(Entry {
                 key: None,
+                tiling: None,
                 last_used: 0,
                 schedule: Schedule::with_capacity(device, tiles, row_tiles)?,
                 used: Event::new(device)?,
@@ -55,7 +84,8 @@ impl Schedules {
         Ok(Self { entries: (0..KEPT).map(|_| entry()).collect::<Result<_>>()?, turn: 0 })
     }
 
-    /// Launches `gemm` with the schedule for its rows and policy, built by `tables` if it is not there.
+    /// Launches `gemm` with the schedule for its rows and policy; if it is not there, the launcher chooses the tile, and
+    /// `tables` makes a schedule of it.
     ///
     /// # Safety
     /// What the parameters name is live and of the extents that they and `tables` say until `stream` has passed it.
@@ -63,10 +93,11 @@ impl Schedules {
         &mut self,
         stream: &Stream,
         gemm: &Gemm<'_>,
-        tables: impl FnOnce() -> Result<ScheduleTables>,
+        tables: impl FnOnce(TileShape) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
-        let key = Some((gemm.rows, gemm.policy));
+        let aligned = gemm.params.are_operands_aligned();
+        let key = Some((gemm.shards.total(), gemm.policy, aligned));
         let found = self.entries.iter().position(|entry| entry.key == key);
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);
         let index = found.or_else(oldest).unwrap_or(0);
@@ -75,17 +106,28 @@ impl Schedules {
         stream.wait(&entry.used)?;
         if found.is_none() {
             entry.key = None;
+            let tiling = gemm.tiling(aligned)?;
+            let tables = tables(tiling.shape)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.
-            unsafe { entry.schedule.write(stream, &tables()?)? };
-            entry.key = key;
+            unsafe { entry.schedule.write(stream, &tables)? };
+            (entry.key, entry.tiling) = (key, Some(tiling));
         }
         entry.last_used = self.turn;
-        let (schedule, Gemm { launcher, policy, dtype, .. }) = (&entry.schedule, *gemm);
-        let (order, row_tiles, tiles) = (schedule.order(), schedule.row_tiles(), schedule.tiles());
-        let params = GemmParams { order, row_tiles, tiles, ..gemm.params };
-        // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses.
-        unsafe { launcher.gemm(stream, policy, dtype, &params)? };
+        let schedule = &entry.schedule;
+        let params = GemmParams {
+            order: schedule.order(),
+            row_tiles: schedule.row_tiles(),
+            tiles: schedule.tiles(),
+            m: kernel_size("the number of rows", gemm.shards.total())?,
+            ..gemm.params
+        };
+        if let Some(tiling) = &entry.tiling {
+            let Gemm { launcher, policy, dtype, destinations, .. } = *gemm;
+            // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
+            // of a rank, and so its launches, come one after the other.
+            unsafe { launcher.gemm(stream, policy, dtype, tiling, &params, destinations)? };
+        }
         Ok(stream.record(&entry.used)?)
     }
 }

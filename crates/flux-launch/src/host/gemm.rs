@@ -93,17 +93,47 @@ impl<'a, E: Element> Worker<'a, E> {
             if !self.gate(&row_tile, entry) {
                 return false;
             }
-            let signal = row_tile.signal as usize + column_tile;
-            for index in 0..self.params.destination_count {
-                let index = (row_tile.destination + index) as usize;
-                let destination = *self.params.destinations.as_ptr::<Destination>().add(index);
+            for destination in self.destinations(&row_tile) {
                 self.store(destination.slot, row_tile.destination_row as usize, rows, first_column, columns);
-                let word = destination.signals.add(signal * size_of::<u32>());
-                // Release: whoever sees the signal sees the tile.
-                AtomicU32::from_ptr(word.as_ptr()).store(self.params.epoch, Ordering::Release);
             }
+            self.count(&row_tile);
         }
         true
+    }
+
+    /// The destinations of a tile.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn destinations(&self, row_tile: &RowTile) -> &'a [Destination] {
+        let first = row_tile.destination as usize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let table = self.params.destinations.as_ptr::<Destination>().add(first);
+            std::slice::from_raw_parts(table, self.params.destination_count as usize)
+        }
+    }
+
+    /// Counts a tile as written; the last one of a block of rows raises the block's signal at every destination.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn count(&self, row_tile: &RowTile) {
+        let word = |array: Address, index: u32| {
+            let word = array.add(index as usize * size_of::<u32>());
+            // SAFETY: the caller's promise.
+            unsafe { AtomicU32::from_ptr(word.as_ptr()) }
+        };
+        let counter = word(self.params.counters, row_tile.counter);
+        // Release: the tile comes before its count. Acquire: all counted tiles come before the signal.
+        if counter.fetch_add(1, Ordering::AcqRel) + 1 == row_tile.count {
+            counter.store(0, Ordering::Relaxed);
+            // SAFETY: the caller's promise.
+            for destination in unsafe { self.destinations(row_tile) } {
+                let signal = word(destination.signals, row_tile.signal);
+                signal.store(self.params.epoch, Ordering::Release);
+            }
+        }
     }
 
     /// # Safety

@@ -41,8 +41,7 @@ impl Kernel for SumParams {
 /// As for [`Kernel::run`].
 unsafe fn wait(params: &SumParams, row_tile: u32, column_tile: u32) -> bool {
     (0..params.world_size).all(|source| {
-        let signal =
-            source * params.source_stride + row_tile * params.row_stride + column_tile * params.column_stride;
+        let signal = source * params.source_stride + row_tile * TILE.rows as u32 / params.signal_rows;
         let word = params.signals.add(signal as usize * size_of::<u32>());
         let site = WaitSite { peer: source, tile: row_tile << 16 | column_tile, signal };
         // SAFETY: the caller's promise.

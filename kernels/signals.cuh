@@ -1,5 +1,5 @@
-// The bounded wait. A wait that outlives its budget leaves a record and ends the kernel; a trap would destroy the
-// caller's context, an endless wait the caller.
+// Waiting for signals, and raising them. A wait that outlives its budget leaves a record and ends the kernel; a trap would
+// destroy the caller's context, an endless wait the caller.
 #pragma once
 
 #include "ptx.cuh"
@@ -40,5 +40,17 @@ DEVICE bool wait_for(const WaitBound& bound, u64 word, u32 wanted, u32 peer, u32
     }
     sleep_ns(pause_ns);  // polls of many blocks would slow the copies down that they wait for
     if (pause_ns < 1024) pause_ns *= 2;
+  }
+}
+
+// ReduceScatter: counts the tile as written; whoever writes the last one of its block of rows raises the block's
+// signal at every destination. One thread, which knows that all of the tile is written.
+DEVICE void count_tile(const GemmParams& p, const RowTile& tile) {
+  fence_system();  // the tile, here or at a peer, comes before its count
+  if (increment_around(p.counters + 4ull * tile.counter, tile.count - 1) != tile.count - 1) return;
+  fence_system();
+  for (u32 i = 0; i < p.destination_count; ++i) {
+    const u64 signals = ((const Destination*)p.destinations)[tile.destination + i].signals;
+    store_relaxed_system(signals + 4ull * tile.signal, p.epoch);
   }
 }

@@ -1,0 +1,106 @@
+//! What Hopper's GEMM takes beyond the portable one: tensor maps, split tiles, and room for their partial sums.
+
+use crate::catalogue::KernelInfo;
+use crate::tensor_map::{MapOf, TensorMap};
+use crate::tiling::{self, Tiling};
+use crate::{DType, Destinations, GemmParams, Result};
+use bytemuck::{Pod, Zeroable};
+use cudarc::driver::sys::CUdevice_attribute;
+use flux_memory::cuda::CudaDevice;
+use flux_memory::{Address, Buffer, Device, Placement};
+
+/// Rows of the pieces in which finished tiles leave.
+pub(crate) const PIECE_ROWS: u32 = 64;
+/// Columns of the pieces, by kernel.
+pub(crate) const PIECE_COLUMNS: [u32; 2] = [64, 32];
+/// Columns of K in a stage, and so in a box of A or B.
+const STAGE_COLUMNS: u32 = 64;
+/// Rows of a box of A; a taller tile takes two.
+const MAX_BOX_ROWS: u32 = 128;
+
+/// Mirrors `HopperParams` in `kernels/params.cuh`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct HopperParams {
+    a: TensorMap,
+    b: TensorMap,
+    c: TensorMap,
+    gemm: GemmParams,
+    destination_maps: Address,
+    partials: Address,
+    arrivals: Address,
+    split_tiles: u32,
+    parts: u32,
+    by_rows: u32,
+    reserved: u32,
+}
+
+/// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
+pub(crate) fn is_supported(gpu: &CudaDevice) -> bool {
+    let attribute = |attribute| gpu.attribute(attribute).unwrap_or(0);
+    let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    (major, minor) == (9, 0)
+}
+
+/// Where the blocks of a launch leave the partial sums of split tiles. Launches that share it run one after the other.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    partials: Buffer,
+    arrivals: Buffer,
+}
+
+impl Scratch {
+    /// Room for launches of at most `blocks` blocks.
+    pub(crate) fn new(device: &Device, blocks: u32) -> Result<Self> {
+        let bytes =
+            usize::try_from(tiling::SCRATCH_BYTES_PER_BLOCK * u64::from(blocks)).unwrap_or(usize::MAX);
+        let partials = Buffer::allocate(device, bytes, Placement::Device)?;
+        let zeros = vec![0; usize::try_from(tiling::MAX_SPLIT_TILES * 4).unwrap_or(0)];
+        let arrivals = Buffer::allocate(device, zeros.len(), Placement::Device)?;
+        arrivals.upload(&device.stream()?, 0, &zeros)?;
+        Ok(Self { partials, arrivals })
+    }
+}
+
+/// How many units of work the blocks of a launch share.
+pub(crate) fn units(params: &HopperParams) -> u32 {
+    params.gemm.tiles + params.split_tiles * (params.parts - 1)
+}
+
+/// Encodes what a launch of `kernel` takes.
+pub(crate) fn params(
+    kernel: &KernelInfo,
+    dtype: DType,
+    tiling: &Tiling,
+    gemm: &GemmParams,
+    destinations: Option<&Destinations>,
+    scratch: &Scratch,
+) -> Result<HopperParams> {
+    let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
+    let map = |address, rows, columns, pitch, box_rows, box_columns| {
+        MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
+    };
+    let a = map(gemm.a, m, k, gemm.lda, kernel.tile_m.min(MAX_BOX_ROWS), STAGE_COLUMNS)?;
+    let b = map(gemm.b, n, k, gemm.ldb, kernel.tile_n, STAGE_COLUMNS)?;
+    let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
+    // Unused maps are to be valid ones all the same.
+    let c = match destinations {
+        None if !by_rows => map(gemm.c, m, n, gemm.ldc, PIECE_ROWS, kernel.piece_n)?,
+        _ => a,
+    };
+    let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    Ok(HopperParams {
+        a,
+        b,
+        c,
+        gemm: *gemm,
+        destination_maps: destinations.map_or(Address::NULL, |table| table.maps(kernel.piece_n)),
+        partials: scratch.partials.address(),
+        arrivals: scratch.arrivals.address(),
+        split_tiles: count(tiling.split_tiles),
+        parts: count(tiling.parts),
+        by_rows: u32::from(by_rows),
+        reserved: 0,
+    })
+}

@@ -1,0 +1,66 @@
+//! Tensor maps: how the tensor copy engine of Hopper GPUs sees a matrix.
+
+use crate::{DType, Result};
+use bytemuck::{Pod, Zeroable};
+use cudarc::driver::sys::{
+    self, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+use flux_memory::Address;
+use flux_memory::cuda::check;
+
+/// A tensor map, as the driver encodes it.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap([u64; 16]);
+
+/// A matrix whose rows begin at multiples of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapOf {
+    pub(crate) address: Address,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    /// Elements from one row to the next.
+    pub(crate) pitch: u64,
+    /// What one instruction moves: rows, and columns of 128 or of 64 bytes.
+    pub(crate) box_rows: u32,
+    pub(crate) box_columns: u32,
+}
+
+impl MapOf {
+    /// Elements outside the matrix are read as zeros and not written.
+    pub(crate) fn encode(&self, dtype: DType) -> Result<TensorMap> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        let bytes = dtype.bytes() as u64;
+        let data_type = match dtype {
+            DType::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        };
+        let swizzle = match u64::from(self.box_columns) * bytes {
+            64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let extents = [self.columns, self.rows];
+        let pitch_bytes = [self.pitch * bytes];
+        let boxes = [self.box_columns, self.box_rows];
+        // SAFETY: rank 2: two extents, boxes and element strides, one pitch; the driver only encodes, and refuses what it
+        // cannot.
+        check("cuTensorMapEncodeTiled", unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                data_type,
+                2,
+                self.address.0 as *mut std::ffi::c_void,
+                extents.as_ptr(),
+                pitch_bytes.as_ptr(),
+                boxes.as_ptr(),
+                [1, 1].as_ptr(),
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        })?;
+        Ok(TensorMap(map.opaque))
+    }
+}

@@ -1,0 +1,259 @@
+//! How a GEMM is cut into tiles: which kernel, which of its tiles are halved, which are split along K.
+//!
+//! The choice comes from a model of the time: waves of tiles over the SMs, each as long as the tensor cores, the loads or
+//! the memory need for a tile. It knows nothing of particular shapes.
+
+use crate::KernelInfo;
+use flux_swizzle::{Shards, TileShape};
+
+/// A GEMM as the choice of its tiles sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The rows, and the shards that no tile straddles.
+    pub shards: Shards,
+    /// Columns of C.
+    pub n: usize,
+    /// Columns of A and B.
+    pub k: usize,
+    /// Whether rows of A and B begin at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+/// How a GEMM is cut: made by [`crate::Launcher::tiling`], for a schedule of its shape and a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// The largest tile.
+    pub shape: TileShape,
+    /// So many tiles at the end of the order are to be cut into halves of their rows.
+    pub halved: usize,
+    /// So many tiles at the end of the order are computed in parts of K each, each part by another block.
+    pub split_tiles: usize,
+    /// How many parts; 1 if none are split.
+    pub parts: usize,
+    /// Which kernel.
+    pub(crate) kernel: TileKernel,
+}
+
+/// The kernels that multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileKernel {
+    Host,
+    Portable,
+    /// Hopper's, of the shape's size.
+    Hopper,
+}
+
+impl Tiling {
+    /// Whole tiles, none halved or split.
+    pub(crate) const fn whole(shape: TileShape, kernel: TileKernel) -> Self {
+        Self { shape, halved: 0, split_tiles: 0, parts: 1, kernel }
+    }
+}
+
+/// A kernel that the choice is between.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    rows: u64,
+    columns: u64,
+}
+
+impl Candidate {
+    /// Whether a tile of at most half the rows takes half the time.
+    const fn can_halve(self) -> bool {
+        self.rows > 128
+    }
+}
+
+impl From<&KernelInfo> for Candidate {
+    fn from(kernel: &KernelInfo) -> Self {
+        Self { rows: u64::from(kernel.tile_m), columns: u64::from(kernel.tile_n) }
+    }
+}
+
+/// Columns of K in a stage.
+const STAGE_K: u64 = 64;
+/// Multiply-adds of 16-bit elements that an SM does in a clock cycle.
+const MULTIPLY_ADDS: u64 = 2048;
+/// Bytes that the L2 cache delivers to an SM in a cycle when all ask (measured: 55 to 67 by tile).
+const L2_BYTES: u64 = 60;
+/// Bytes of a matrix that nobody else reads which one SM gets from memory in a cycle.
+const MEMORY_BYTES_SM: u64 = 26;
+/// Bytes that memory delivers to all SMs in a cycle: 4.2 TB/s at 1.75 GHz (measured on an H200).
+const MEMORY_BYTES: u64 = 2400;
+/// Cycles between the last multiplication of a tile and the first of the next.
+const TILE_CYCLES: u64 = 2000;
+/// Cycles that a part of a tile costs beyond its share of the multiplications.
+const PART_CYCLES: u64 = 3000;
+/// Bytes of partial sums that a block moves in a cycle.
+const PARTIAL_BYTES: u64 = 32;
+/// The chip's power limits its clock, and loads take power: a tile's time grows by this much for each row and column that
+/// it loads, over the product (fitted to five tile shapes at 8192³).
+const POWER_PER_LOAD: f64 = 6.0;
+/// Parts that a tile may be split into.
+const MAX_PARTS: u64 = 16;
+
+/// The partial sums of split tiles that one block of a launch may have room for, in bytes.
+pub(crate) const SCRATCH_BYTES_PER_BLOCK: u64 = 128 << 10;
+/// Split tiles that a launch may have.
+pub(crate) const MAX_SPLIT_TILES: u64 = 4096;
+
+/// The candidate with the shortest estimate, none if there is no candidate that an order can number.
+pub(crate) fn choose(
+    candidates: impl Iterator<Item = Candidate>,
+    problem: &Problem,
+    blocks: u64,
+) -> Option<Tiling> {
+    let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let estimates = candidates.filter_map(|candidate| {
+        let estimate = estimate(candidate, problem, blocks)?;
+        let tiling = Tiling {
+            shape: TileShape { rows: size(candidate.rows), columns: size(candidate.columns) },
+            halved: size(estimate.halved),
+            split_tiles: size(estimate.split_tiles),
+            parts: size(estimate.parts),
+            kernel: TileKernel::Hopper,
+        };
+        Some((estimate.cycles, tiling))
+    });
+    estimates.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, tiling)| tiling)
+}
+
+/// One way to cut the problem, and the cycles that it is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Estimate {
+    cycles: f64,
+    halved: u64,
+    split_tiles: u64,
+    parts: u64,
+}
+
+/// How many tiles of a problem are whole, and how many are of at most half the rows, which take half the time.
+fn count_tiles(candidate: Candidate, problem: &Problem) -> Option<(u64, u64)> {
+    let column_tiles = (problem.n as u64).div_ceil(candidate.columns);
+    let (mut whole, mut half) = (0_u64, 0_u64);
+    for shard in 0..problem.shards.world_size() {
+        let rows = problem.shards.rows(shard) as u64;
+        let tail = rows % candidate.rows;
+        let is_half = candidate.can_halve() && tail > 0 && tail <= candidate.rows / 2;
+        whole += rows / candidate.rows + u64::from(tail > 0 && !is_half);
+        half += u64::from(is_half);
+    }
+    // Halving may add two row tiles for each.
+    let numbered = (3 * whole + half).max(column_tiles) <= 1 << 16;
+    numbered.then_some((whole * column_tiles, half * column_tiles))
+}
+
+/// The best way to cut `problem` into tiles of `candidate` for `blocks` blocks that run at once.
+#[allow(clippy::cast_precision_loss)] // an estimate
+fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Estimate> {
+    let Candidate { rows, columns } = candidate;
+    let [m, n, k] = [problem.shards.total(), problem.n, problem.k].map(|extent| extent as u64);
+    let (whole, half) = count_tiles(candidate, problem)?;
+    let stages = k.div_ceil(STAGE_K);
+    // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
+    let alone = m <= rows;
+    let stage_cycles = |rows: u64| {
+        let multiply = rows * columns * STAGE_K / MULTIPLY_ADDS;
+        let load = (rows + columns) * STAGE_K * 2 / L2_BYTES;
+        let memory = if alone { columns * STAGE_K * 2 / MEMORY_BYTES_SM } else { 0 };
+        let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
+        multiply.max(load).max(memory) as f64 * power
+    };
+    let tile_cycles = |rows: u64| stages as f64 * stage_cycles(rows) + TILE_CYCLES as f64;
+    let (whole_cycles, half_cycles) = (tile_cycles(rows), tile_cycles((rows / 2).max(1)));
+    let waves = |tiles: u64| tiles.div_ceil(blocks) as f64;
+    let remainder = whole % blocks;
+    let begun = (whole / blocks) as f64 * whole_cycles;
+
+    // The last wave as it is; tiles that are halves anyway fill it up.
+    let room = if remainder > 0 { 2 * (blocks - remainder) } else { 0 };
+    let last = waves(remainder) * whole_cycles + waves(half.saturating_sub(room)) * half_cycles;
+    let mut best = Estimate { cycles: begun + last, halved: 0, split_tiles: 0, parts: 1 };
+    if candidate.can_halve() && remainder > 0 {
+        let cycles = begun + waves(half + 2 * remainder) * half_cycles;
+        if cycles < best.cycles {
+            best = Estimate { cycles, halved: remainder + half, split_tiles: 0, parts: 1 };
+        }
+    }
+    if remainder > 0 && half == 0 && remainder <= MAX_SPLIT_TILES {
+        let bytes = rows * columns * 4;
+        for parts in 2..=MAX_PARTS.min(stages) {
+            if remainder * parts * bytes > SCRATCH_BYTES_PER_BLOCK * blocks {
+                break;
+            }
+            let exchange = (bytes + parts * bytes) / PARTIAL_BYTES + PART_CYCLES;
+            let part = stages.div_ceil(parts) as f64 * stage_cycles(rows) + TILE_CYCLES as f64;
+            let cycles = begun + waves(remainder * parts) * part + exchange as f64;
+            if cycles < best.cycles {
+                best = Estimate { cycles, halved: 0, split_tiles: remainder, parts };
+            }
+        }
+    }
+    let memory_floor = (n * k + m * k + m * n) as f64 * 2.0 / MEMORY_BYTES as f64;
+    Some(Estimate { cycles: best.cycles.max(memory_floor), ..best })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::catalogue::hopper_kernels;
+    use proptest::prelude::*;
+
+    fn problem(m: usize, world_size: usize, n: usize, k: usize) -> Problem {
+        Problem { shards: Shards::new(m, world_size).unwrap(), n, k, aligned: true }
+    }
+
+    fn chosen(problem: &Problem, blocks: u64) -> Option<Tiling> {
+        choose(hopper_kernels(DType::Bf16).unwrap().map(Candidate::from), problem, blocks)
+    }
+
+    #[test]
+    fn tiles_fit_the_waves() {
+        for (m, n, k, rows, columns, halved) in [
+            (8192, 8192, 8192, 256, 192, 56), // 10.4 waves of the largest tile become 10.5
+            (4096, 6144, 12288, 256, 192, 0), // 3.9 waves
+            (1024, 7392, 8192, 128, 224, 0),  // exactly two waves
+            (4096, 4096, 3584, 128, 256, 0),  // 3.9 waves
+        ] {
+            let tiling = chosen(&problem(m, 1, n, k), 132).unwrap();
+            assert_eq!((tiling.shape.rows, tiling.shape.columns), (rows, columns), "{m} {n} {k}");
+            assert_eq!(tiling.halved, halved, "{m} {n} {k}");
+        }
+    }
+
+    #[test]
+    fn few_rows_take_low_tiles_and_all_sms() {
+        let tiling = chosen(&problem(1, 1, 4096, 8192), 132).unwrap();
+        assert_eq!(tiling.shape.rows, 64);
+        let tiles = 4096 / tiling.shape.columns;
+        assert!(tiles + tiling.split_tiles * (tiling.parts - 1) > 66, "{tiling:?}");
+    }
+
+    #[test]
+    fn what_an_order_cannot_number_is_not_chosen() {
+        assert!(chosen(&problem(64, 1, 1 << 30, 64), 132).is_none());
+        let high = chosen(&problem(3_000_000, 1, 64, 64), 132).unwrap();
+        assert!(3 * 3_000_000_usize.div_ceil(high.shape.rows) <= 1 << 16, "{high:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_choice_fits_its_limits(
+            m in 0_usize..20_000, world_size in 1_usize..9, n in 1_usize..20_000, k in 1_usize..20_000, blocks in 1_u64..140,
+        ) {
+            let problem = problem(m, world_size, n, k);
+            let tiling = chosen(&problem, blocks).unwrap();
+            let TileShape { rows, columns } = tiling.shape;
+            let row_tiles: usize = (0..world_size).map(|shard| problem.shards.rows(shard).div_ceil(rows)).sum();
+            let tiles = row_tiles * n.div_ceil(columns);
+            prop_assert!(tiling.halved <= tiles && (tiling.halved == 0 || rows == 256));
+            prop_assert!(tiling.split_tiles <= tiles && tiling.parts >= 1);
+            prop_assert!(tiling.parts == 1 || tiling.parts <= k.div_ceil(64));
+            prop_assert_eq!(tiling.split_tiles > 0, tiling.parts > 1);
+            prop_assert!(tiling.halved == 0 || tiling.parts == 1);
+            let scratch = tiling.split_tiles * tiling.parts * rows * columns * 4;
+            prop_assert!(scratch as u64 <= SCRATCH_BYTES_PER_BLOCK * blocks);
+        }
+    }
+}
