@@ -6,7 +6,7 @@
 // this is a plain GEMM.
 //
 // One block per SM: a loader warp fills a ring of stages with the tensor copy engine, two warpgroups multiply, a storer
-// warp carries finished pieces away. Who multiplies waits for nobody but these two.
+// warp for each carries finished pieces away. Who multiplies waits for nobody but these.
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N.
 
@@ -75,12 +75,14 @@ DEVICE Unit unit_at(const HopperParams& p, u32 index) {
   return {tile, part, p.parts, blocks * part / p.parts, blocks * (part + 1) / p.parts};
 }
 
-DEVICE u32 entry_of(const HopperParams& p, u32 tile) { return load_global_4(p.gemm.order + 4ull * tile); }
+DEVICE u32 entry_of(const HopperParams& p, u32 tile) {
+  return load_global_4_or(p.gemm.order + 4ull * tile, p.is_row, tile);
+}
 DEVICE const RowTile& row_tile_of(const HopperParams& p, u32 entry) {
   return ((const RowTile*)p.gemm.row_tiles)[entry >> 16];
 }
 // A tile of at most half the rows takes half the time.
-DEVICE bool is_half(const RowTile& tile) { return C::kBlocksM == 2 && tile.rows <= C::kTileM / 2; }
+DEVICE bool is_half(u32 rows) { return C::kBlocksM == 2 && rows <= C::kTileM / 2; }
 
 // The whole warp agrees: whether the signals of the tile's gate are up.
 DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 lane) {
@@ -96,30 +98,33 @@ DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 l
 // wait gives up at once, so the kernel ends in its usual time.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
+  const u32 box_bytes = p.a_box_rows * C::kTileK * 2;  // of A; rows below it are not loaded, nor are their results used
   u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
     const u32 entry = entry_of(p, unit.tile);
-    const RowTile tile = row_tile_of(p, entry);
-    if (p.gemm.destination_count == 0 && (tile.gate_begin != open_begin || tile.gate_end != open_end)) {
+    const RowTile& tile = row_tile_of(p, entry);
+    const u32 row = load_global_4_or((u64)&tile.row, p.is_row, 0);
+    const bool half = is_half(load_global_4_or((u64)&tile.rows, p.is_row, p.gemm.m));
+    const u32 gate_begin = load_global_4_or((u64)&tile.gate_begin, p.is_row, 0);
+    const u32 gate_end = load_global_4_or((u64)&tile.gate_end, p.is_row, 0);
+    if (p.gemm.destination_count == 0 && (gate_begin != open_begin || gate_end != open_end)) {
       open_gate(p.gemm, tile, entry, lane);
-      open_begin = tile.gate_begin, open_end = tile.gate_end;
+      open_begin = gate_begin, open_end = gate_end;
       __syncwarp();
       if (lane == 0) fence_global_to_copies();
     }
     if (lane == 0) {
       const u32 column = (entry & 0xffff) * C::kTileN;
-      const bool half = is_half(tile);
+      const bool two_boxes = C::kTileM > C::kBoxRowsA && !half;
       for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
         const u32 full = shared + Layout::kFull + 8 * ring.place;
         barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
-        barrier_expect(full, half ? C::kStageBytes - C::kBytesA / 2 : C::kStageBytes);
-        load_box(stage, &p.a, x, tile.row, full);
-        if (C::kTileM > C::kBoxRowsA && !half) {
-          load_box(stage + C::kBytesA / 2, &p.a, x, tile.row + C::kBoxRowsA, full);
-        }
+        barrier_expect(full, C::kBytesB + (two_boxes ? 2 * box_bytes : box_bytes));
         load_box(stage + C::kBytesA, &p.b, x, column, full);
+        load_box(stage, &p.a, x, row, full);
+        if (two_boxes) load_box(stage + C::kBytesA / 2, &p.a, x, row + C::kBoxRowsA, full);
       }
     }
     __syncwarp();
@@ -174,13 +179,20 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
 // depend on who it is. Returns whether this block has the whole sum now.
 template <int kBlocks>
 DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u32 shared, u32 group, u32 thread) {
-  const int kCount = kBlocks * C::kSums;
   const u32 split_tile = unit.tile - (p.gemm.tiles - p.split_tiles);
-  // float [split tile][warpgroup][part][register][thread], with room for whole tiles
-  float* partials = (float*)p.partials + (u64)(split_tile * C::kGroups + group) * unit.parts * (C::kBlocksM * C::kSums * 128);
-  float* own = partials + unit.part * (kCount * 128) + thread;
+  // Rows that the tile does not have need no sums.
+  const u32 rows = row_tile_of(p, entry_of(p, unit.tile)).rows;
+  const u32 first_row = (C::kSplitsN ? 0 : group * kBlocks * 64) + thread / 32 * 16;
+  // float [split tile][warpgroup][part][block of 64 rows][register][thread]
+  const u32 kBlockSums = C::kSums * 128, kPartSums = C::kBlocksM * kBlockSums;
+  float* partials = (float*)p.partials + (u64)(split_tile * C::kGroups + group) * unit.parts * kPartSums + thread;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) own[128 * i] = sums[i / C::kSums][i % C::kSums];
+  for (int i = 0; i < kBlocks; ++i) {
+    if (first_row + 64 * i >= rows) continue;
+    float* own = partials + unit.part * kPartSums + i * kBlockSums;
+#pragma unroll
+    for (int j = 0; j < C::kSums; ++j) own[128 * j] = sums[i][j];
+  }
   named_barrier<1, 128 * C::kGroups>();
   if (thread == 0 && group == 0) {
     __threadfence();  // the block's part, seen through the barrier, comes before the count
@@ -194,12 +206,16 @@ DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u3
   named_barrier<1, 128 * C::kGroups>();  // the word may be written again
   if (!is_last) return false;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) sums[i / C::kSums][i % C::kSums] = 0;
-#pragma unroll 1
-  for (u32 part = 0; part < unit.parts; ++part) {
-    const float* from = partials + part * (kCount * 128) + thread;
+  for (int i = 0; i < kBlocks; ++i) {
+    if (first_row + 64 * i >= rows) continue;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sums[i / C::kSums][i % C::kSums] += load_written_by_blocks(from + 128 * i);
+    for (int j = 0; j < C::kSums; ++j) sums[i][j] = 0;
+#pragma unroll 1
+    for (u32 part = 0; part < unit.parts; ++part) {
+      const float* from = partials + part * kPartSums + i * kBlockSums;
+#pragma unroll
+      for (int j = 0; j < C::kSums; ++j) sums[i][j] += load_written_by_blocks(from + 128 * j);
+    }
   }
   return true;
 }
@@ -249,22 +265,15 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kBuffers> pieces;
   u32 index = blockIdx.x;
   if (index >= units(p)) return;
-#ifdef STAGGER
-  // Two warpgroups that finish together leave the tensor cores idle while both hand over. So the second starts later: the
-  // ring keeps the distance, and each hands over while the other multiplies.
-  if (group == 1) {
-    const Unit unit = unit_at(p, index);
-    if (unit.end - unit.begin >= C::kStages) barrier_wait(shared + Layout::kFull + 8 * (STAGGER), 0);
-  }
-#endif
   Unit unit = unit_at(p, index);
-  bool half = is_half(row_tile_of(p, entry_of(p, unit.tile)));
+  auto look_up_half = [&](const Unit& of) { return C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, of.tile)).rows); };
+  bool half = look_up_half(unit);
   while (true) {
     // What comes next is looked up while this is multiplied.
     index += gridDim.x;
     const bool more = index < units(p);
     const Unit next = unit_at(p, more ? index : 0);
-    const bool next_half = is_half(row_tile_of(p, entry_of(p, next.tile)));
+    const bool next_half = look_up_half(next);
     if (C::kBlocksM == 2 && half) compute<1>(p, unit, shared, stages, pieces, group, thread);
     else compute<C::kBlocksM>(p, unit, shared, stages, pieces, group, thread);
     if (!more) break;
@@ -293,61 +302,62 @@ DEVICE void store_rows(const GemmParams& p, u32 from, u32 row, u32 rows, u32 col
   }
 }
 
-// Carries the pieces away: to C, or to this rank's slots at the tile's destinations.
+// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations.
 template <bool kScatters>
-DEVICE void store(const HopperParams& p, u32 shared, u32 lane) {
-  Ring<C::kBuffers> ring;  // both warpgroups' go in step
+DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
+  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
+  Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const u32 entry = entry_of(p, unit_at(p, index).tile);
-    const RowTile tile = row_tile_of(p, entry);
-    const bool half = is_half(tile);
+    const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
+    const bool half = is_half(tile.rows);
     const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
+    const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
+    const u32 first_column = (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
     if (kScatters) dead = dead || !open_gate(p.gemm, tile, entry, lane);
+    const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
+    Ring<C::kBuffers> leaving = ring;  // the piece whose buffer is to be freed next
     bool kept = true;
-    u32 leaving = 0;  // the barrier of the piece before, which may still be read
-    const Ring<C::kBuffers> begin = ring;
-    for (u32 group = 0; group < C::kGroups; ++group) {
-      ring = begin;
-      kept = true;
-      for (u32 piece = 0; piece < pieces && kept; ++piece, ring.next()) {
-        const u32 buffer = group * C::kBuffers + ring.place;
-        barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
-        kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
-        const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
-        const u32 row = piece / C::kPiecesN * 64 + (C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM));
-        const u32 column = (entry & 0xffff) * C::kTileN + piece % C::kPiecesN * C::kPieceN +
-                           (C::kSplitsN ? group * C::kGroupN : 0);
-        if (kept && !dead && row < tile.rows && column < p.gemm.n) {
-          if (!kScatters && (p.by_rows || row + 64 > tile.rows)) {
-            store_rows(p.gemm, from, tile.row + row, min(64u, tile.rows - row), column, lane);
-            __syncwarp();
-          } else if (lane == 0) {
-            if (kScatters) {  // rows behind the tile's end are the slot's own, or clipped
-              const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
-              for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, tile.destination_row + row);
-            } else {
-              store_box(&p.c, from, column, tile.row + row);
-            }
+    u32 issued = 0;
+    for (; issued < pieces && kept; ++issued, ring.next()) {
+      const u32 buffer = group * C::kBuffers + ring.place;
+      barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
+      kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
+      const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
+      const u32 row = first_row + issued / C::kPiecesN * 64;
+      const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
+      if (kept && !dead && row < tile.rows && column < p.gemm.n) {
+        if (!kScatters && (p.by_rows || row + 64 > tile.rows)) {
+          store_rows(p.gemm, from, tile.row + row, min(64u, tile.rows - row), column, lane);
+          __syncwarp();
+        } else if (lane == 0) {
+          if (kScatters) {  // rows behind the tile's end are the slot's own, or clipped
+            const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
+            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, tile.destination_row + row);
+          } else {
+            store_box(&p.c, from, column, tile.row + row);
           }
         }
-        if (lane == 0) {
-          // Where there is another buffer, this piece leaves while the next one comes. Groups are counted, empty ones too.
-          store_box_commit();
-          store_box_wait_read<C::kBuffers == 1 ? 0 : 1>();
-          if (C::kBuffers > 1 && leaving != 0) barrier_arrive(leaving);
-          leaving = shared + Layout::kFree + 8 * buffer;
-          if (C::kBuffers == 1) barrier_arrive(leaving);
+      }
+      if (lane == 0) {
+        store_box_commit();  // groups are counted, empty ones too
+        if ((int)issued >= kLag) {
+          store_box_wait_read<kLag>();
+          barrier_arrive(first_free + 8 * leaving.place);
+          leaving.next();
         }
       }
     }
-    if (C::kBuffers > 1 && lane == 0) {
+    if (lane == 0) {
       store_box_wait_read<0>();
-      barrier_arrive(leaving);
+      for (u32 i = min(issued, (u32)kLag); i > 0; --i, leaving.next()) barrier_arrive(first_free + 8 * leaving.place);
     }
-    if (kScatters && kept && !dead && lane == 0) {
-      store_box_wait();
-      count_tile(p.gemm, tile);
+    if (kScatters) {
+      // The tile is there when both storers' pieces are.
+      if (lane == 0) store_box_wait(), fence_system();
+      dead = named_barrier_or<2, 32 * C::kGroups>(dead);
+      if (kept && !dead && lane == 0 && group == 0) count_tile(p.gemm, tile);
     }
     __syncwarp();
   }
@@ -376,8 +386,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
   if (group == 0) {
     give_registers<40>();
     if (warp == 0) load(p, shared, lane);
-    else if (warp == 1 && p.gemm.destination_count > 0) store<true>(p, shared, lane);
-    else if (warp == 1) store<false>(p, shared, lane);
+    else if (warp <= C::kGroups && p.gemm.destination_count > 0) store<true>(p, shared, warp - 1, lane);
+    else if (warp <= C::kGroups) store<false>(p, shared, warp - 1, lane);
   } else {
     take_registers<232>();
     consume(p, shared, group - 1, threadIdx.x % 128);

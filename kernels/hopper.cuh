@@ -30,6 +30,20 @@ DEVICE void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
+// The same, and whether any thread says so.
+template <int kId, int kThreads>
+DEVICE bool named_barrier_or(bool says) {
+  u32 any;
+  asm volatile(
+      "{ .reg .pred in, out; setp.ne.u32 in, %1, 0;\n"
+      "bar.red.or.pred out, %2, %3, in;\n"
+      "selp.u32 %0, 1, 0, out; }"
+      : "=r"(any)
+      : "r"((u32)says), "n"(kId), "n"(kThreads)
+      : "memory");
+  return any != 0;
+}
+
 // The tensor copy engine: boxes of a matrix, x along its rows, to and from shared memory.
 DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE void load_box(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {

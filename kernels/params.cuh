@@ -72,7 +72,7 @@ struct GemmParams {
 
 // What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
 struct HopperParams {
-  TensorMap a, b;       // boxes of 64 columns; of min(TILE_M, 128) rows of A, TILE_N rows of B
+  TensorMap a, b;       // boxes of 64 columns; of a_box_rows rows of A, TILE_N rows of B
   TensorMap c;          // boxes of PIECE_N columns, 64 rows; unused by ReduceScatter
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
@@ -80,8 +80,9 @@ struct HopperParams {
   u64 arrivals;         // u32*: how many parts of each split tile have come; all 0 between launches
   u32 split_tiles;      // the last tiles of the order, which are split along K
   u32 parts;            // of each of them; at least 1, at most the blocks of K
-  u32 by_rows;          // C cannot be written in boxes
-  u32 reserved;
+  u32 a_box_rows;       // at most min(TILE_M, 128): fewer if A has fewer
+  u16 by_rows;          // C cannot be written in boxes
+  u16 is_row;           // there is one row tile, and the order is that of its columns: neither need be looked up
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col].

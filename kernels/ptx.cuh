@@ -52,9 +52,13 @@ DEVICE void load_global_16(u32 (&v)[4], const void* from) {
                : "l"(from)
                : "memory");
 }
-DEVICE u32 load_global_4(u64 from) {
+// `otherwise` if `known`; without a branch, over which the compiler would double the loops around it.
+DEVICE u32 load_global_4_or(u64 from, u32 known, u32 otherwise) {
   u32 v;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  asm volatile("{ .reg .pred unknown; setp.eq.u32 unknown, %2, 0;\n mov.b32 %0, %3;\n @unknown ld.global.b32 %0, [%1]; }"
+               : "=&r"(v)
+               : "l"(from), "r"(known), "r"(otherwise)
+               : "memory");
   return v;
 }
 DEVICE u16 load_global_2(const void* from) {

@@ -3,7 +3,7 @@
 use crate::catalogue::{KernelId, Load, hopper_kernels};
 use crate::hopper::{self, Scratch};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
-use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, SumParams};
+use crate::{DType, Error, GeluParams, GemmParams, Launch, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
@@ -104,24 +104,21 @@ impl CudaLauncher {
 
     /// # Safety
     /// As for [`crate::Launcher::gemm`].
-    #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn gemm(
         &self,
         stream: &CudaStream,
-        policy: Policy,
-        dtype: DType,
-        tiling: &Tiling,
+        launch: &Launch<'_>,
         params: &GemmParams,
-        destinations: Option<&Destinations>,
         scratch: Option<&Scratch>,
     ) -> Result<()> {
         if params.tiles == 0 {
             return Ok(());
         }
+        let Launch { policy, dtype, tiling, .. } = *launch;
         if let (TileKernel::Hopper, Some(scratch)) = (tiling.kernel, scratch) {
             let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
             let id = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns));
-            let params = hopper::params(id.info()?, dtype, tiling, params, destinations, scratch)?;
+            let params = hopper::params(id.info()?, launch, params, scratch)?;
             // SAFETY: the caller's promise; this kernel takes this parameter.
             return unsafe { self.launch(stream, id, |_| hopper::units(&params), &params) };
         }

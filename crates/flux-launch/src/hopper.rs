@@ -2,8 +2,8 @@
 
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
-use crate::tiling::{self, Tiling};
-use crate::{DType, Destinations, GemmParams, Result};
+use crate::tiling;
+use crate::{GemmParams, Launch, Result};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -31,8 +31,9 @@ pub(crate) struct HopperParams {
     arrivals: Address,
     split_tiles: u32,
     parts: u32,
-    by_rows: u32,
-    reserved: u32,
+    a_box_rows: u32,
+    by_rows: u16,
+    is_row: u16,
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -71,17 +72,18 @@ pub(crate) fn units(params: &HopperParams) -> u32 {
 /// Encodes what a launch of `kernel` takes.
 pub(crate) fn params(
     kernel: &KernelInfo,
-    dtype: DType,
-    tiling: &Tiling,
+    launch: &Launch<'_>,
     gemm: &GemmParams,
-    destinations: Option<&Destinations>,
     scratch: &Scratch,
 ) -> Result<HopperParams> {
+    let Launch { dtype, tiling, schedule, destinations, .. } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
     let map = |address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
-    let a = map(gemm.a, m, k, gemm.lda, kernel.tile_m.min(MAX_BOX_ROWS), STAGE_COLUMNS)?;
+    // Rows that A does not have need not be loaded as zeros.
+    let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
+    let a = map(gemm.a, m, k, gemm.lda, a_box_rows, STAGE_COLUMNS)?;
     let b = map(gemm.b, n, k, gemm.ldb, kernel.tile_n, STAGE_COLUMNS)?;
     let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
     // Unused maps are to be valid ones all the same.
@@ -100,7 +102,8 @@ pub(crate) fn params(
         arrivals: scratch.arrivals.address(),
         split_tiles: count(tiling.split_tiles),
         parts: count(tiling.parts),
-        by_rows: u32::from(by_rows),
-        reserved: 0,
+        a_box_rows,
+        by_rows: u16::from(by_rows),
+        is_row: u16::from(schedule.is_row()),
     })
 }

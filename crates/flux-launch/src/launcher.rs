@@ -3,7 +3,7 @@
 use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Problem, TileKernel, Tiling};
-use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, SumParams, host};
+use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, Schedule, SumParams, host};
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -12,6 +12,21 @@ use std::sync::Arc;
 /// Launches kernels on one device, or on a share of it. Its GEMMs run one after the other.
 #[derive(Debug)]
 pub struct Launcher(Kind);
+
+/// How a GEMM is to be launched.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// What is done with its tiles.
+    pub policy: Policy,
+    /// Its elements.
+    pub dtype: DType,
+    /// How it is cut.
+    pub tiling: &'a Tiling,
+    /// The order of its tiles.
+    pub schedule: &'a Schedule,
+    /// Where its tiles go; a ReduceScatter needs it.
+    pub destinations: Option<&'a Destinations>,
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -95,31 +110,30 @@ impl Launcher {
         }
     }
 
-    /// Enqueues a GEMM, cut as `tiling` says, which is of this launcher. ReduceScatter needs `destinations`.
+    /// Enqueues a GEMM; of `params`, the schedule and the destinations are filled in from `launch`.
     ///
     /// # Safety
-    /// Until the launch has ended, everything that `params` and `destinations` name is live, of the extents that they and
-    /// their tables say, aligned to its elements, and reachable by the device; A's rows are not written to once their gates
-    /// are open, nor B; nobody else writes to C or to the slots' tiles. If `tiling` was made for an aligned problem, A and B
-    /// are [`GemmParams::are_operands_aligned`]. The launcher's launches before this one have ended when this one begins.
-    pub unsafe fn gemm(
-        &self,
-        stream: &Stream,
-        policy: Policy,
-        dtype: DType,
-        tiling: &Tiling,
-        params: &GemmParams,
-        destinations: Option<&Destinations>,
-    ) -> Result<()> {
-        let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = params.tiles).entered();
+    /// Until the launch has ended, everything that `params` and `launch` name is live, of the extents that they and their
+    /// tables say, aligned to its elements, and reachable by the device; A's rows are not written to once their gates are
+    /// open, nor B; nobody else writes to C or to the slots' tiles. The schedule is of the tiling, and the tiling of this
+    /// launcher; if it was made for an aligned problem, A and B are [`GemmParams::are_operands_aligned`]. The launcher's
+    /// launches before this one have ended when this one begins.
+    pub unsafe fn gemm(&self, stream: &Stream, launch: &Launch<'_>, params: &GemmParams) -> Result<()> {
+        let Launch { policy, dtype, tiling, schedule, destinations } = *launch;
+        let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = schedule.tiles()).entered();
         let scatters = policy == Policy::ReduceScatter;
-        let table = match destinations {
-            Some(table) => table.address(),
-            None if scatters => return Err(Error::NoDestinations),
-            None => Address::NULL,
+        let params = GemmParams {
+            order: schedule.order(),
+            row_tiles: schedule.row_tiles(),
+            tiles: schedule.tiles(),
+            destinations: match destinations {
+                Some(table) => table.address(),
+                None if scatters => return Err(Error::NoDestinations),
+                None => Address::NULL,
+            },
+            destination_count: if scatters { params.destination_count } else { 0 },
+            ..*params
         };
-        let destination_count = if scatters { params.destination_count } else { 0 };
-        let params = GemmParams { destinations: table, destination_count, ..*params };
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
@@ -127,7 +141,7 @@ impl Launcher {
             },
             // SAFETY: the caller's promise.
             (Kind::Cuda { kernels, scratch }, Stream::Cuda(stream)) => unsafe {
-                kernels.gemm(stream, policy, dtype, tiling, &params, destinations, scratch.as_ref())
+                kernels.gemm(stream, launch, &params, scratch.as_ref())
             },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }

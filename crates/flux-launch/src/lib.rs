@@ -17,7 +17,7 @@ pub use catalogue::{KernelInfo, catalogue};
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use error::Error;
-pub use launcher::Launcher;
+pub use launcher::{Launch, Launcher};
 pub use params::{Destination, GeluParams, GemmParams, Policy, RowTile, SumParams};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Problem, Tiling};

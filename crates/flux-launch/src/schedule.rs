@@ -4,6 +4,7 @@ use crate::{Error, Result, RowTile};
 use flux_memory::{Address, Buffer, Device, Event, Placement, Stream};
 use flux_swizzle::TileOrder;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Rows that share a signal of a ReduceScatter, at most: a multiple of the rows of every tile, of which none may straddle two
 /// such blocks.
@@ -77,6 +78,12 @@ impl ScheduleTables {
         Ok(self)
     }
 
+    /// Whether there is one row tile, and the order is that of its columns.
+    fn is_row(&self) -> bool {
+        let in_order = || self.order.iter().zip(0..).all(|(&entry, column): (_, u32)| entry == column);
+        self.row_tiles.len() == 1 && in_order()
+    }
+
     /// Fills in how many tiles of the order share each counter.
     fn count(&mut self) {
         let mut counts = BTreeMap::new();
@@ -100,27 +107,45 @@ impl ScheduleTables {
 /// A schedule where kernels can read it. The memory is allocated once, for the largest schedule.
 #[derive(Debug)]
 pub struct Schedule {
-    tables: Buffer,
-    staging: Buffer,
+    tables: Arc<Buffer>,
+    staging: Arc<Buffer>,
+    /// Where this schedule begins in both buffers.
+    offset: usize,
     staged: Event,
     stream_reads_staging: bool,
     capacity: (usize, usize),
     tiles: u32,
+    is_row: bool,
 }
 
 impl Schedule {
     /// Room for `tiles` tiles in `row_tiles` row tiles.
     pub fn with_capacity(device: &Device, tiles: usize, row_tiles: usize) -> Result<Self> {
+        let mut set = Self::set(device, 1, tiles, row_tiles)?;
+        set.pop().ok_or(Error::ScheduleTooLarge { tiles, capacity: 0 })
+    }
+
+    /// `count` schedules, each with that room, in one allocation: pinned memory takes long to allocate.
+    pub fn set(device: &Device, count: usize, tiles: usize, row_tiles: usize) -> Result<Vec<Self>> {
         let bytes = row_tiles.saturating_mul(size_of::<RowTile>());
         let bytes = bytes.saturating_add(tiles.saturating_mul(size_of::<u32>()));
-        Ok(Self {
-            tables: Buffer::allocate(device, bytes, Placement::Device)?,
-            staging: Buffer::allocate(device, bytes, Placement::PinnedHost)?,
-            staged: Event::new(device)?,
-            stream_reads_staging: false,
-            capacity: (tiles, row_tiles),
-            tiles: 0,
-        })
+        let bytes = bytes.checked_next_multiple_of(16).unwrap_or(usize::MAX);
+        let total = bytes.saturating_mul(count);
+        let tables = Arc::new(Buffer::allocate(device, total, Placement::Device)?);
+        let staging = Arc::new(Buffer::allocate(device, total, Placement::PinnedHost)?);
+        let one = |index: usize| {
+            Ok(Self {
+                tables: Arc::clone(&tables),
+                staging: Arc::clone(&staging),
+                offset: index * bytes,
+                staged: Event::new(device)?,
+                stream_reads_staging: false,
+                capacity: (tiles, row_tiles),
+                tiles: 0,
+                is_row: false,
+            })
+        };
+        (0..count).map(one).collect()
     }
 
     /// Replaces the schedule, in the order of `stream`.
@@ -140,30 +165,37 @@ impl Schedule {
         let order: &[u8] = bytemuck::cast_slice(&tables.order);
         // SAFETY: both parts were checked to fit; no stream reads the staging memory any more.
         unsafe {
-            let staging: *mut u8 = self.staging.address().as_ptr();
+            let staging: *mut u8 = self.staging.address().add(self.offset).as_ptr();
             staging.copy_from_nonoverlapping(rows.as_ptr(), rows.len());
             staging.add(self.order_offset()).copy_from_nonoverlapping(order.as_ptr(), order.len());
         }
         // SAFETY: the caller keeps readers of the tables away, and this alive.
         unsafe {
-            stream.copy(self.tables.address(), self.staging.address(), rows.len())?;
-            stream.copy(self.order(), self.staging.address().add(self.order_offset()), order.len())?;
+            let staging = self.staging.address().add(self.offset);
+            stream.copy(self.row_tiles(), staging, rows.len())?;
+            stream.copy(self.order(), staging.add(self.order_offset()), order.len())?;
         }
         stream.record(&self.staged)?;
         self.stream_reads_staging = true;
         self.tiles = u32::try_from(tables.order.len())
             .map_err(|_| Error::TooManyTiles { tiles: tables.order.len() })?;
+        self.is_row = tables.is_row();
         Ok(())
     }
 
     /// The order, `u32[tiles]`.
-    pub fn order(&self) -> Address {
-        self.tables.address().add(self.order_offset())
+    pub(crate) fn order(&self) -> Address {
+        self.row_tiles().add(self.order_offset())
     }
 
     /// The row tiles, `RowTile[]`.
-    pub fn row_tiles(&self) -> Address {
-        self.tables.address()
+    pub(crate) fn row_tiles(&self) -> Address {
+        self.tables.address().add(self.offset)
+    }
+
+    /// Whether the schedule written last has one row tile, and its tiles come in the order of their columns.
+    pub(crate) const fn is_row(&self) -> bool {
+        self.is_row
     }
 
     /// Tiles of the schedule written last.

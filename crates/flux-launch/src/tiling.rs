@@ -77,13 +77,13 @@ const MULTIPLY_ADDS: u64 = 2048;
 /// Bytes that the L2 cache delivers to an SM in a cycle when all ask (measured: 55 to 67 by tile).
 const L2_BYTES: u64 = 60;
 /// Bytes of a matrix that nobody else reads which one SM gets from memory in a cycle.
-const MEMORY_BYTES_SM: u64 = 26;
+const MEMORY_BYTES_SM: u64 = 24;
 /// Bytes that memory delivers to all SMs in a cycle: 4.2 TB/s at 1.75 GHz (measured on an H200).
 const MEMORY_BYTES: u64 = 2400;
 /// Cycles between the last multiplication of a tile and the first of the next.
 const TILE_CYCLES: u64 = 2000;
-/// Cycles that a part of a tile costs beyond its share of the multiplications.
-const PART_CYCLES: u64 = 3000;
+/// Cycles that a part of a tile costs beyond its share of the multiplications and the exchange of its sums.
+const PART_CYCLES: u64 = 4000;
 /// Bytes of partial sums that a block moves in a cycle.
 const PARTIAL_BYTES: u64 = 32;
 /// The chip's power limits its clock, and loads take power: a tile's time grows by this much for each row and column that
@@ -181,8 +181,11 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
             if remainder * parts * bytes > SCRATCH_BYTES_PER_BLOCK * blocks {
                 break;
             }
-            let exchange = (bytes + parts * bytes) / PARTIAL_BYTES + PART_CYCLES;
-            let part = stages.div_ceil(parts) as f64 * stage_cycles(rows) + TILE_CYCLES as f64;
+            // Only rows that exist are exchanged, sixteen at a time.
+            let exchanged = bytes * m.next_multiple_of(16).min(rows) / rows;
+            let exchange = (1 + parts) * exchanged / PARTIAL_BYTES;
+            let part_stages = stages.div_ceil(parts) as f64 * stage_cycles(rows);
+            let part = part_stages + (TILE_CYCLES + PART_CYCLES) as f64;
             let cycles = begun + waves(remainder * parts) * part + exchange as f64;
             if cycles < best.cycles {
                 best = Estimate { cycles, halved: 0, split_tiles: remainder, parts };
@@ -190,7 +193,8 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
         }
     }
     let memory_floor = (n * k + m * k + m * n) as f64 * 2.0 / MEMORY_BYTES as f64;
-    Some(Estimate { cycles: best.cycles.max(memory_floor), ..best })
+    // Of two ways that memory bounds, the one with less else to do is better.
+    Some(Estimate { cycles: best.cycles.max(memory_floor) + 0.1 * best.cycles, ..best })
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The host's kernels against a plain triple loop: shapes with tails everywhere, pitches, slots, gates.
 
 use flux_launch::{
-    DType, Destination, Destinations, Element, Error, GemmParams, Launcher, Policy, Problem, Schedule,
-    ScheduleTables, Slots, SumParams,
+    DType, Destination, Destinations, Element, Error, GemmParams, Launch, Launcher, Policy, Problem,
+    Schedule, ScheduleTables, Slots, SumParams,
 };
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream, SymmetricSignals};
 use flux_swizzle::{Shards, TileOrder};
@@ -42,16 +42,19 @@ impl Host {
     unsafe fn gemm<E: Element>(
         &self,
         policy: Policy,
+        schedule: &Schedule,
         params: &GemmParams,
-        to: Option<&Destinations>,
+        destinations: Option<&Destinations>,
     ) -> Result<(), Error> {
+        let dtype = E::DTYPE;
         let (n, k, shards) =
             (params.n as usize, params.k as usize, Shards::new(params.m as usize, 1).unwrap());
         let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
-        let tiling = self.launcher.tiling(E::DTYPE, &problem).unwrap();
-        assert_eq!(tiling.shape, self.launcher.tile(E::DTYPE).unwrap());
+        let tiling = &self.launcher.tiling(dtype, &problem).unwrap();
+        assert_eq!(tiling.shape, self.launcher.tile(dtype).unwrap());
+        let launch = Launch { policy, dtype, tiling, schedule, destinations };
         // SAFETY: the caller's promise.
-        unsafe { self.launcher.gemm(&self.stream, policy, E::DTYPE, &tiling, params, to) }
+        unsafe { self.launcher.gemm(&self.stream, &launch, params) }
     }
 
     /// Counters of written tiles, all 0.
@@ -108,17 +111,14 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
         lda: lda as u64,
         ldb: ldb as u64,
         ldc: ldc as u64,
-        order: schedule.order(),
-        row_tiles: schedule.row_tiles(),
         m: u32::try_from(m).unwrap(),
         n: u32::try_from(n).unwrap(),
         k: u32::try_from(k).unwrap(),
-        tiles: schedule.tiles(),
         wait: host.log.bound(0),
         ..GemmParams::default()
     };
     // SAFETY: the buffers are as large as the parameters say, and outlive the download below.
-    unsafe { host.gemm::<E>(Policy::Plain, &params, None).unwrap() };
+    unsafe { host.gemm::<E>(Policy::Plain, &schedule, &params, None).unwrap() };
     let c: Vec<E> = host.download(&c_buffer);
     let expected = product(&a, lda, &b, ldb, m, n, k);
     for (row, line) in c.chunks(ldc.max(1)).enumerate().take(m) {
@@ -193,22 +193,19 @@ fn slots_are_filled_signalled_and_summed() {
             lda: k as u64,
             ldb: k as u64,
             ldc: pitch as u64,
-            order: schedule.order(),
-            row_tiles: schedule.row_tiles(),
             counters: counters.address(),
             m: u32::try_from(m).unwrap(),
             n: u32::try_from(n).unwrap(),
             k: u32::try_from(k).unwrap(),
-            tiles: schedule.tiles(),
             epoch: 1,
             destination_count: 1,
             wait: host.log.bound(0),
             ..GemmParams::default()
         };
         // SAFETY: everything is kept alive until the stream is synchronised.
-        unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &params, Some(&table)).unwrap() };
+        unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &schedule, &params, Some(&table)).unwrap() };
         // SAFETY: nothing is enqueued.
-        let refused = unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &params, None) };
+        let refused = unsafe { host.gemm::<bf16>(Policy::ReduceScatter, &schedule, &params, None) };
         assert!(matches!(refused, Err(Error::NoDestinations)));
         alive.push((a, b, table, schedule));
     }
@@ -258,13 +255,10 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
         lda: 8,
         ldb: 8,
         ldc: 200,
-        order: schedule.order(),
-        row_tiles: schedule.row_tiles(),
         gates: signals.word(0, 0),
         m: 200,
         n: 200,
         k: 8,
-        tiles: schedule.tiles(),
         gate_epoch: 6,
         wait: host.log.bound(9),
         ..GemmParams::default()
@@ -272,7 +266,7 @@ fn a_gate_that_never_opens_ends_the_launch_with_a_fault() {
     // SAFETY: everything outlives the stream's work.
     unsafe {
         host.stream.write_values(&[(signals.word(0, 2), 6)]).unwrap();
-        host.gemm::<bf16>(Policy::AllGather, &params, None).unwrap();
+        host.gemm::<bf16>(Policy::AllGather, &schedule, &params, None).unwrap();
     }
     host.stream.synchronize().unwrap();
     let fault = host.log.fault().unwrap();
@@ -317,14 +311,11 @@ fn a_tile_goes_to_several_destinations() {
         lda: k as u64,
         ldb: k as u64,
         ldc: n as u64,
-        order: schedule.order(),
-        row_tiles: schedule.row_tiles(),
         gates: gates.word(0, 0),
         counters: counters.address(),
         m: u32::try_from(m).unwrap(),
         n: u32::try_from(n).unwrap(),
         k: u32::try_from(k).unwrap(),
-        tiles: schedule.tiles(),
         gate_epoch: 1,
         epoch: 5,
         destination_count: 3,
@@ -337,7 +328,7 @@ fn a_tile_goes_to_several_destinations() {
         host.stream
             .write_values(&[(gates.word(0, 0), 1), (gates.word(0, 1), 1), (gates.word(0, 2), 1)])
             .unwrap();
-        host.gemm::<bf16>(Policy::ReduceScatter, &params, Some(&table)).unwrap();
+        host.gemm::<bf16>(Policy::ReduceScatter, &schedule, &params, Some(&table)).unwrap();
         host.stream.download(bytemuck::cast_slice_mut(&mut raised), signals.word(0, 0)).unwrap();
     }
     let expected: Vec<_> = product(&a, k, &b, k, m, n, k).into_iter().map(bf16::from_f32).collect();
@@ -347,7 +338,7 @@ fn a_tile_goes_to_several_destinations() {
     unsafe {
         host.stream.write_values(&[(gates.word(0, 0), 2), (gates.word(0, 1), 2)]).unwrap();
         let next = GemmParams { gate_epoch: 2, epoch: 6, ..params };
-        host.gemm::<bf16>(Policy::ReduceScatter, &next, Some(&table)).unwrap();
+        host.gemm::<bf16>(Policy::ReduceScatter, &schedule, &next, Some(&table)).unwrap();
     }
     host.stream.synchronize().unwrap();
     let fault = host.log.fault().unwrap();

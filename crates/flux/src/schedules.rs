@@ -3,7 +3,7 @@
 use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
-    DType, Destinations, GemmParams, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
+    DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
 };
 use flux_memory::{Event, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
@@ -72,16 +72,11 @@ impl Schedules {
         ScheduleTables::check_size(usual.row_tiles().count(), usual.column_tiles())?;
         let largest = TileOrder::all_gather(largest, rank, launcher.smallest_tile(dtype)?, columns)?;
         let (tiles, row_tiles) = (largest.len(), largest.row_tiles().count());
-        let entry = || {
-            Ok(Entry {
-                key: None,
-                tiling: None,
-                last_used: 0,
-                schedule: Schedule::with_capacity(device, tiles, row_tiles)?,
-                used: Event::new(device)?,
-            })
+        let entry = |schedule| {
+            Ok(Entry { key: None, tiling: None, last_used: 0, schedule, used: Event::new(device)? })
         };
-        Ok(Self { entries: (0..KEPT).map(|_| entry()).collect::<Result<_>>()?, turn: 0 })
+        let schedules = Schedule::set(device, KEPT, tiles, row_tiles)?;
+        Ok(Self { entries: schedules.into_iter().map(entry).collect::<Result<_>>()?, turn: 0 })
     }
 
     /// Launches `gemm` with the schedule for its rows and policy; if it is not there, the launcher chooses the tile, and
@@ -114,19 +109,13 @@ impl Schedules {
             (entry.key, entry.tiling) = (key, Some(tiling));
         }
         entry.last_used = self.turn;
-        let schedule = &entry.schedule;
-        let params = GemmParams {
-            order: schedule.order(),
-            row_tiles: schedule.row_tiles(),
-            tiles: schedule.tiles(),
-            m: kernel_size("the number of rows", gemm.shards.total())?,
-            ..gemm.params
-        };
         if let Some(tiling) = &entry.tiling {
-            let Gemm { launcher, policy, dtype, destinations, .. } = *gemm;
+            let Gemm { launcher, policy, dtype, destinations, shards, params } = *gemm;
+            let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, ..params };
+            let launch = Launch { policy, dtype, tiling, schedule: &entry.schedule, destinations };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
             // of a rank, and so its launches, come one after the other.
-            unsafe { launcher.gemm(stream, policy, dtype, tiling, &params, destinations)? };
+            unsafe { launcher.gemm(stream, &launch, &params)? };
         }
         Ok(stream.record(&entry.used)?)
     }

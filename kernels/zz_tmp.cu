@@ -1,0 +1,381 @@
+// C = A * B^T on Hopper, tile by tile in the order that the host gives.
+//
+// The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first tile
+// ends. A tile's gate is awaited before its rows of A are loaded (AllGather), or before it is written into the slots of
+// the ranks that sum it (ReduceScatter), where the last tile of a block of rows raises the block's signal. Without either
+// this is a plain GEMM.
+//
+// One block per SM: a loader warp fills a ring of stages with the tensor copy engine, two warpgroups multiply, a storer
+// warp for each carries finished pieces away. Who multiplies waits for nobody but these.
+//
+// Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N.
+
+#include "hopper.cuh"
+#include "signals.cuh"
+#include "wgmma.cuh"
+
+struct Config {
+  static const int kTileM = TILE_M, kTileN = TILE_N, kTileK = 64;  // a row of a stage is 128 bytes, the swizzle's span
+  static const int kStages = STAGES;
+  static const int kGroups = 2;  // warpgroups that multiply
+  static const int kThreads = 128 * (1 + kGroups);
+  // A warpgroup's part of the tile: half of the rows, or half of the columns where there are only 64 rows.
+  static const bool kSplitsN = kTileM == 64;
+  static const int kGroupM = kSplitsN ? 64 : kTileM / kGroups, kGroupN = kSplitsN ? kTileN / kGroups : kTileN;
+  static const int kBlocksM = kGroupM / 64;  // of 64 rows, which a warpgroup multiplies at once
+  static const int kBoxRowsA = kTileM < 128 ? kTileM : 128;
+  static const int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+  static const int kStageBytes = kBytesA + kBytesB;
+  // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
+  static const int kPieceN = PIECE_N;
+  static const int kPieceBytes = 64 * kPieceN * 2;
+  static const int kPiecesN = kGroupN / kPieceN;
+  static const int kBuffers = BUFFERS;
+  static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
+  static_assert(kGroupN % kPieceN == 0 && (kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
+  static_assert(kBlocksM == 1 || kBlocksM == 2, "a tile of half the rows takes one block of each warpgroup");
+};
+using C = Config;
+
+// Shared memory, from a 1024-byte boundary on.
+struct Layout {
+  static const u32 kStages = 0;
+  static const u32 kPieces = kStages + C::kStages * C::kStageBytes;
+  static const u32 kFull = kPieces + C::kGroups * C::kBuffers * C::kPieceBytes;  // barriers: a stage is loaded
+  static const u32 kEmpty = kFull + 8 * C::kStages;                             //   a stage has been multiplied
+  static const u32 kReady = kEmpty + 8 * C::kStages;                            //   a piece is written
+  static const u32 kFree = kReady + 8 * C::kGroups * C::kBuffers;               //   a piece has left
+  static const u32 kKept = kFree + 8 * C::kGroups * C::kBuffers;  // u32 per piece buffer: whether the tile ends here
+  static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
+};
+
+// A place in a ring, and the parity of how often it has been around.
+template <int kPlaces>
+struct Ring {
+  u32 place = 0, lap = 0;
+  __device__ __forceinline__ void next() {
+    if (++place == kPlaces) place = 0, lap ^= 1;
+  }
+};
+
+// What a block does next: a tile, or a part of its K.
+struct Unit {
+  u32 tile;  // index in the order
+  u32 part, parts;
+  u32 begin, end;  // of the blocks of K
+};
+
+DEVICE u32 units(const HopperParams& p) { return p.gemm.tiles + p.split_tiles * (p.parts - 1); }
+
+// The last tiles of the order are split, if any: by part, so that blocks at work together read the same columns of K.
+DEVICE Unit unit_at(const HopperParams& p, u32 index) {
+  const u32 blocks = (p.gemm.k + C::kTileK - 1) / C::kTileK, whole = p.gemm.tiles - p.split_tiles;
+  if (index < whole) return {index, 0, 1, 0, blocks};
+  const u32 part = (index - whole) / p.split_tiles, tile = whole + (index - whole) % p.split_tiles;
+  return {tile, part, p.parts, blocks * part / p.parts, blocks * (part + 1) / p.parts};
+}
+
+DEVICE u32 entry_of(const HopperParams& p, u32 tile) {
+  return load_global_4_or(p.gemm.order + 4ull * tile, p.is_row, tile);
+}
+DEVICE const RowTile& row_tile_of(const HopperParams& p, u32 entry) {
+  return ((const RowTile*)p.gemm.row_tiles)[entry >> 16];
+}
+// A tile of at most half the rows takes half the time.
+DEVICE bool is_half(const RowTile& tile) { return C::kBlocksM == 2 && tile.rows <= C::kTileM / 2; }
+
+// The whole warp agrees: whether the signals of the tile's gate are up.
+DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 lane) {
+  bool failed = false;
+  for (u32 signal = tile.gate_begin + lane; signal < tile.gate_end && !failed; signal += 32) {
+    const u32 peer = tile.peer + (p.destination_count > 0 ? signal - tile.gate_begin : 0);
+    failed = !wait_for(p.wait, p.gates + 4ull * signal, p.gate_epoch, peer, entry, signal);
+  }
+  return !__any_sync(~0u, failed);
+}
+
+// Fills the stages. A wait that expires ends no block: what was not awaited is multiplied to no purpose, and every other
+// wait gives up at once, so the kernel ends in its usual time.
+DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
+  Ring<C::kStages> ring;
+  u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
+  for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
+    const Unit unit = unit_at(p, index);
+    const u32 entry = entry_of(p, unit.tile);
+    const RowTile& tile = row_tile_of(p, entry);
+    if (p.gemm.destination_count == 0 && (tile.gate_begin != open_begin || tile.gate_end != open_end)) {
+      open_gate(p.gemm, tile, entry, lane);
+      open_begin = tile.gate_begin, open_end = tile.gate_end;
+      __syncwarp();
+      if (lane == 0) fence_global_to_copies();
+    }
+    if (lane == 0) {
+      const u32 column = (entry & 0xffff) * C::kTileN, row = tile.row;
+      const bool half = is_half(tile);
+      for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
+        const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
+        const u32 full = shared + Layout::kFull + 8 * ring.place;
+        barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
+        barrier_expect(full, half ? C::kStageBytes - C::kBytesA / 2 : C::kStageBytes);
+        load_box(stage, &p.a, x, row, full);
+        if (C::kTileM > C::kBoxRowsA && !half) {
+          load_box(stage + C::kBytesA / 2, &p.a, x, row + C::kBoxRowsA, full);
+        }
+        load_box(stage + C::kBytesA, &p.b, x, column, full);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+using Sums = float[C::kBlocksM][C::kSums];
+
+// Multiplies a unit's blocks of K, for kBlocks times 64 rows of each warpgroup.
+template <int kBlocks>
+DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 group, u32 lane) {
+  auto release = [&](u32 place) {
+    if (lane == 0) barrier_arrive(shared + Layout::kEmpty + 8 * place);
+  };
+  const u32 stages = shared + Layout::kStages;
+  const u32 first_a = (stages + (C::kSplitsN ? 0 : group * kBlocks * 64 * 128)) / 16;
+  const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
+  auto multiply_block = [&](u32 keep) {
+    barrier_wait(shared + Layout::kFull + 8 * ring.place, ring.lap);
+    // The same in all lanes, and known to be so: the descriptors then stay in uniform registers.
+    const u32 a = __shfl_sync(~0u, first_a + ring.place * (C::kStageBytes / 16), 0);
+    const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const u64 a_tile = tile_descriptor(a + i * (64 * 128 / 16) + 2 * step), b_tile = tile_descriptor(b + 2 * step);
+        Wgmma<ELEMENT, C::kGroupN>::multiply(sums[i], a_tile, b_tile, step > 0 || keep);
+      }
+    }
+    wgmma_commit();
+  };
+  multiply_block(0);  // by itself: in the loop, older assemblers would take the first overwriting for a hazard
+  u32 previous = ring.place;
+  ring.next();
+#pragma unroll 1
+  for (u32 block = unit.begin + 1; block < unit.end; ++block) {
+    multiply_block(1);
+    wgmma_wait<1>();  // the block before is done; this one runs on
+    release(previous);
+    previous = ring.place;
+    ring.next();
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) pin(sums[i]);
+  release(previous);
+}
+
+// All parts of a split tile are added in the order of K by whoever brings the last one: nobody waits, and the bits do not
+// depend on who it is. Returns whether this block has the whole sum now.
+template <int kBlocks>
+DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u32 shared, u32 group, u32 thread) {
+  const int kCount = kBlocks * C::kSums;
+  const u32 split_tile = unit.tile - (p.gemm.tiles - p.split_tiles);
+  // float [split tile][warpgroup][part][register][thread], with room for whole tiles
+  float* partials = (float*)p.partials + (u64)(split_tile * C::kGroups + group) * unit.parts * (C::kBlocksM * C::kSums * 128);
+  float* own = partials + unit.part * (kCount * 128) + thread;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) own[128 * i] = sums[i / C::kSums][i % C::kSums];
+  named_barrier<1, 128 * C::kGroups>();
+  if (thread == 0 && group == 0) {
+    __threadfence();  // the block's part, seen through the barrier, comes before the count
+    // The count returns to 0 with the last part: ready for the next launch.
+    const u32 before = increment_around(p.arrivals + 4ull * split_tile, unit.parts - 1);
+    store_shared_4(shared + Layout::kLast, before == unit.parts - 1);
+    __threadfence();
+  }
+  named_barrier<1, 128 * C::kGroups>();
+  const bool is_last = load_shared_4(shared + Layout::kLast) != 0;
+  named_barrier<1, 128 * C::kGroups>();  // the word may be written again
+  if (!is_last) return false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i / C::kSums][i % C::kSums] = 0;
+#pragma unroll 1
+  for (u32 part = 0; part < unit.parts; ++part) {
+    const float* from = partials + part * (kCount * 128) + thread;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i / C::kSums][i % C::kSums] += load_written_by_blocks(from + 128 * i);
+  }
+  return true;
+}
+
+// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128 or of 64 bytes.
+DEVICE u32 piece_place(u32 row, u32 chunk) {
+  return row * C::kPieceN * 2 + ((chunk ^ (C::kPieceN == 64 ? row & 7 : (row >> 1) & 3)) << 4);
+}
+
+// Rounds the tile and hands it to the storer, piece by piece.
+template <int kBlocks>
+DEVICE void hand_over(Sums& sums, bool kept, u32 shared, Ring<C::kBuffers>& ring, u32 group, u32 warp, u32 lane) {
+#pragma unroll
+  for (int piece = 0; piece < kBlocks * C::kPiecesN; ++piece) {
+    const u32 buffer = group * C::kBuffers + ring.place;
+    barrier_wait(shared + Layout::kFree + 8 * buffer, ring.lap ^ 1);
+    if (kept) {
+      const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, row = 16 * warp + (lane & 15);
+#pragma unroll
+      for (int j = 0; j < C::kPieceN / 16; ++j) {
+        const float* d = &sums[piece / C::kPiecesN][(piece % C::kPiecesN * C::kPieceN + 16 * j) / 2];
+        const u32 r[4] = {ELEMENT::round_pair(d[0], d[1]), ELEMENT::round_pair(d[2], d[3]),
+                          ELEMENT::round_pair(d[4], d[5]), ELEMENT::round_pair(d[6], d[7])};
+        store_matrices(to + piece_place(row, 2 * j + (lane >> 4)), r);
+      }
+    }
+    if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
+    fence_shared_to_copies();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared + Layout::kReady + 8 * buffer);
+    ring.next();
+    if (!kept) break;  // one piece says that there are none
+  }
+}
+
+template <int kBlocks>
+DEVICE void compute(const HopperParams& p, const Unit& unit, u32 shared, Ring<C::kStages>& stages,
+                    Ring<C::kBuffers>& pieces, u32 group, u32 thread) {
+  Sums sums;
+  multiply<kBlocks>(sums, unit, shared, stages, group, thread % 32);
+  const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
+  hand_over<kBlocks>(sums, kept, shared, pieces, group, thread / 32, thread % 32);
+}
+
+DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
+  Ring<C::kStages> stages;
+  Ring<C::kBuffers> pieces;
+  u32 index = blockIdx.x;
+  if (index >= units(p)) return;
+  Unit unit = unit_at(p, index);
+  auto look_up_half = [&](const Unit& of) { return C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, of.tile))); };
+  bool half = look_up_half(unit);
+  while (true) {
+    // What comes next is looked up while this is multiplied.
+    index += gridDim.x;
+    const bool more = index < units(p);
+    const Unit next = unit_at(p, more ? index : 0);
+    const bool next_half = look_up_half(next);
+    if (C::kBlocksM == 2 && half) compute<1>(p, unit, shared, stages, pieces, group, thread);
+    else compute<C::kBlocksM>(p, unit, shared, stages, pieces, group, thread);
+    if (!more) break;
+    unit = next, half = next_half;
+  }
+}
+
+// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, odd addresses.
+DEVICE void store_rows(const GemmParams& p, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
+  const u32 columns = min((u32)C::kPieceN, p.n - column);
+  const u32 kChunks = C::kPieceN / 8, chunk = lane % kChunks;
+  const bool aligned = ((p.c | 2 * p.ldc) & 15) == 0 && 8 * chunk + 8 <= columns;
+#pragma unroll 1
+  for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
+    u32 v[4];
+    load_shared_16(v, from + piece_place(r, chunk));
+    u16* to = (u16*)p.c + (row + r) * p.ldc + column + 8 * chunk;
+    if (aligned) {
+      store_global_16(to, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (8 * chunk + j < columns) store_global_2(to + j, (u16)(v[j / 2] >> (16 * (j & 1))));
+      }
+    }
+  }
+}
+
+// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations.
+template <bool kScatters>
+DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
+  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
+  Ring<C::kBuffers> ring;
+  bool dead = false;  // a wait has expired: what would be overwritten may still be in use
+  for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
+    const u32 entry = entry_of(p, unit_at(p, index).tile);
+    const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
+    const bool half = is_half(tile);
+    const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
+    const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
+    const u32 first_column = (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
+    if (kScatters) dead = dead || !open_gate(p.gemm, tile, entry, lane);
+    const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
+    Ring<C::kBuffers> leaving = ring;  // the piece whose buffer is to be freed next
+    bool kept = true;
+    u32 issued = 0;
+    for (; issued < pieces && kept; ++issued, ring.next()) {
+      const u32 buffer = group * C::kBuffers + ring.place;
+      barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
+      kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
+      const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
+      const u32 row = first_row + issued / C::kPiecesN * 64;
+      const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
+      if (kept && !dead && row < tile.rows && column < p.gemm.n) {
+        if (!kScatters && (p.by_rows || row + 64 > tile.rows)) {
+          store_rows(p.gemm, from, tile.row + row, min(64u, tile.rows - row), column, lane);
+          __syncwarp();
+        } else if (lane == 0) {
+          if (kScatters) {  // rows behind the tile's end are the slot's own, or clipped
+            const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
+            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, tile.destination_row + row);
+          } else {
+            store_box(&p.c, from, column, tile.row + row);
+          }
+        }
+      }
+      if (lane == 0) {
+        store_box_commit();  // groups are counted, empty ones too
+        if ((int)issued >= kLag) {
+          store_box_wait_read<kLag>();
+          barrier_arrive(first_free + 8 * leaving.place);
+          leaving.next();
+        }
+      }
+    }
+    if (lane == 0) {
+      store_box_wait_read<0>();
+      for (u32 i = min(issued, (u32)kLag); i > 0; --i, leaving.next()) barrier_arrive(first_free + 8 * leaving.place);
+    }
+    if (kScatters) {
+      // The tile is there when both storers' pieces are.
+      if (lane == 0) store_box_wait(), fence_system();
+      dead = named_barrier_or<2, 32 * C::kGroups>(dead);
+      if (kept && !dead && lane == 0 && group == 0) count_tile(p.gemm, tile);
+    }
+    __syncwarp();
+  }
+  if (lane == 0) store_box_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ HopperParams p) {
+  extern __shared__ u8 unaligned[];
+  const u32 shared = (shared_address(unaligned) + 1023) & ~1023u;
+  const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    prefetch_map(&p.a);
+    prefetch_map(&p.b);
+    prefetch_map(&p.c);
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(shared + Layout::kFull + 8 * i, 1);
+      barrier_init(shared + Layout::kEmpty + 8 * i, 4 * C::kGroups);
+    }
+    for (int i = 0; i < C::kGroups * C::kBuffers; ++i) {
+      barrier_init(shared + Layout::kReady + 8 * i, 4);
+      barrier_init(shared + Layout::kFree + 8 * i, 1);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (group == 0) {
+    give_registers<40>();
+    if (warp == 0) load(p, shared, lane);
+    else if (warp <= C::kGroups && p.gemm.destination_count > 0) store<true>(p, shared, warp - 1, lane);
+    else if (warp <= C::kGroups) store<false>(p, shared, warp - 1, lane);
+  } else {
+    take_registers<232>();
+    consume(p, shared, group - 1, threadIdx.x % 128);
+  }
+}
