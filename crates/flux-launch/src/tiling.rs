@@ -157,7 +157,7 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
         let load = (rows + columns) * STAGE_K * 2 / L2_BYTES;
         let memory = if alone { columns * STAGE_K * 2 / MEMORY_BYTES_SM } else { 0 };
         let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
-        multiply.max(load).max(memory) as f64 * power
+        (multiply as f64 * power).max(load.max(memory) as f64)
     };
     let tile_cycles = |rows: u64| stages as f64 * stage_cycles(rows) + TILE_CYCLES as f64;
     let (whole_cycles, half_cycles) = (tile_cycles(rows), tile_cycles((rows / 2).max(1)));
