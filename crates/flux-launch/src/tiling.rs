@@ -55,6 +55,8 @@ impl Tiling {
 pub(crate) struct Candidate {
     rows: u64,
     columns: u64,
+    /// Columns of the pieces of 64 rows in which a tile leaves.
+    piece_columns: u64,
 }
 
 impl Candidate {
@@ -62,11 +64,32 @@ impl Candidate {
     const fn can_halve(self) -> bool {
         self.rows > 128
     }
+
+    /// Cycles for a stage of a tile of `rows` rows, in a matrix of `m`.
+    #[allow(clippy::cast_precision_loss)] // an estimate
+    fn stage_cycles(self, rows: u64, m: u64) -> f64 {
+        let columns = self.columns;
+        let multiply = rows * columns * STAGE_K / MULTIPLY_ADDS;
+        let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
+        let load = (rows + columns) * STAGE_K * 2 / L2_BYTES;
+        // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
+        let memory = if m <= self.rows { columns * STAGE_K * 2 / MEMORY_BYTES_SM } else { 0 };
+        (multiply as f64 * power).max(load.max(memory) as f64)
+    }
+
+    /// Cycles from the last multiplication of a tile of `rows` rows to the first of the next.
+    const fn hand_over_cycles(self, rows: u64) -> u64 {
+        TILE_CYCLES + PIECE_CYCLES * rows.div_ceil(64) * self.columns.div_ceil(self.piece_columns) / 2
+    }
 }
 
 impl From<&KernelInfo> for Candidate {
     fn from(kernel: &KernelInfo) -> Self {
-        Self { rows: u64::from(kernel.tile_m), columns: u64::from(kernel.tile_n) }
+        Self {
+            rows: u64::from(kernel.tile_m),
+            columns: u64::from(kernel.tile_n),
+            piece_columns: u64::from(kernel.piece_n.max(1)),
+        }
     }
 }
 
@@ -80,10 +103,13 @@ const L2_BYTES: u64 = 60;
 const MEMORY_BYTES_SM: u64 = 24;
 /// Bytes that memory delivers to all SMs in a cycle: 4.2 TB/s at 1.75 GHz (measured on an H200).
 const MEMORY_BYTES: u64 = 2400;
-/// Cycles between the last multiplication of a tile and the first of the next.
-const TILE_CYCLES: u64 = 2000;
-/// Cycles that a part of a tile costs beyond its share of the multiplications and the exchange of its sums.
-const PART_CYCLES: u64 = 4000;
+/// Cycles between the last multiplication of a tile and the first of the next, but for what its pieces take.
+const TILE_CYCLES: u64 = 1500;
+/// Cycles that each piece takes that a warpgroup hands over.
+const PIECE_CYCLES: u64 = 250;
+/// Cycles that a part of a tile costs beyond its share of the multiplications and the exchange of its sums: two trips to
+/// memory and back, and the tile that is not begun meanwhile (fitted).
+const PART_CYCLES: u64 = 9000;
 /// Bytes of partial sums that a block moves in a cycle.
 const PARTIAL_BYTES: u64 = 32;
 /// The chip's power limits its clock, and loads take power: a tile's time grows by this much for each row and column that
@@ -146,55 +172,53 @@ fn count_tiles(candidate: Candidate, problem: &Problem) -> Option<(u64, u64)> {
 /// The best way to cut `problem` into tiles of `candidate` for `blocks` blocks that run at once.
 #[allow(clippy::cast_precision_loss)] // an estimate
 fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Estimate> {
-    let Candidate { rows, columns } = candidate;
+    let Candidate { rows, columns, .. } = candidate;
     let [m, n, k] = [problem.shards.total(), problem.n, problem.k].map(|extent| extent as u64);
     let (whole, half) = count_tiles(candidate, problem)?;
     let stages = k.div_ceil(STAGE_K);
-    // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
-    let alone = m <= rows;
-    let stage_cycles = |rows: u64| {
-        let multiply = rows * columns * STAGE_K / MULTIPLY_ADDS;
-        let load = (rows + columns) * STAGE_K * 2 / L2_BYTES;
-        let memory = if alone { columns * STAGE_K * 2 / MEMORY_BYTES_SM } else { 0 };
-        let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
-        (multiply as f64 * power).max(load.max(memory) as f64)
-    };
-    let tile_cycles = |rows: u64| stages as f64 * stage_cycles(rows) + TILE_CYCLES as f64;
-    let (whole_cycles, half_cycles) = (tile_cycles(rows), tile_cycles((rows / 2).max(1)));
+    let stage_cycles = |rows: u64| candidate.stage_cycles(rows, m);
+    let [whole_cycles, half_cycles] = [rows, (rows / 2).max(1)]
+        .map(|rows| stages as f64 * stage_cycles(rows) + candidate.hand_over_cycles(rows) as f64);
     let waves = |tiles: u64| tiles.div_ceil(blocks) as f64;
     let remainder = whole % blocks;
     let begun = (whole / blocks) as f64 * whole_cycles;
+    let memory_cycles = (n * k + m * k + m * n) as f64 * 2.0 / MEMORY_BYTES as f64;
+    let mut best: Option<Estimate> = None;
+    // What comes after the last load cannot be hidden behind loads. Of two ways that memory bounds, the one with less else
+    // to do is better.
+    let mut consider = |work: f64, tail: u64, estimate: Estimate| {
+        let cycles = work.max(memory_cycles + tail as f64) + 0.1 * work;
+        if best.is_none_or(|best| cycles < best.cycles) {
+            best = Some(Estimate { cycles, ..estimate });
+        }
+    };
+    let plain = Estimate { cycles: 0.0, halved: 0, split_tiles: 0, parts: 1 };
+    let hand_over = candidate.hand_over_cycles(rows);
 
     // The last wave as it is; tiles that are halves anyway fill it up.
     let room = if remainder > 0 { 2 * (blocks - remainder) } else { 0 };
     let last = waves(remainder) * whole_cycles + waves(half.saturating_sub(room)) * half_cycles;
-    let mut best = Estimate { cycles: begun + last, halved: 0, split_tiles: 0, parts: 1 };
+    consider(begun + last, hand_over, plain);
     if candidate.can_halve() && remainder > 0 {
-        let cycles = begun + waves(half + 2 * remainder) * half_cycles;
-        if cycles < best.cycles {
-            best = Estimate { cycles, halved: remainder + half, split_tiles: 0, parts: 1 };
-        }
+        let last = waves(half + 2 * remainder) * half_cycles;
+        consider(begun + last, hand_over, Estimate { halved: remainder + half, ..plain });
     }
     if remainder > 0 && half == 0 && remainder <= MAX_SPLIT_TILES {
         let bytes = rows * columns * 4;
+        // Only rows that exist are exchanged, sixteen at a time.
+        let exchanged = bytes * m.next_multiple_of(16).min(rows) / rows;
         for parts in 2..=MAX_PARTS.min(stages) {
             if remainder * parts * bytes > SCRATCH_BYTES_PER_BLOCK * blocks {
                 break;
             }
-            // Only rows that exist are exchanged, sixteen at a time.
-            let exchanged = bytes * m.next_multiple_of(16).min(rows) / rows;
             let exchange = (1 + parts) * exchanged / PARTIAL_BYTES;
-            let part_stages = stages.div_ceil(parts) as f64 * stage_cycles(rows);
-            let part = part_stages + (TILE_CYCLES + PART_CYCLES) as f64;
-            let cycles = begun + waves(remainder * parts) * part + exchange as f64;
-            if cycles < best.cycles {
-                best = Estimate { cycles, halved: 0, split_tiles: remainder, parts };
-            }
+            let part = stages.div_ceil(parts) as f64 * stage_cycles(rows) + (hand_over + PART_CYCLES) as f64;
+            let last = waves(remainder * parts) * part + exchange as f64;
+            let tail = hand_over + PART_CYCLES + exchange;
+            consider(begun + last, tail, Estimate { split_tiles: remainder, parts, ..plain });
         }
     }
-    let memory_floor = (n * k + m * k + m * n) as f64 * 2.0 / MEMORY_BYTES as f64;
-    // Of two ways that memory bounds, the one with less else to do is better.
-    Some(Estimate { cycles: best.cycles.max(memory_floor) + 0.1 * best.cycles, ..best })
+    best
 }
 
 #[cfg(test)]
