@@ -8,10 +8,11 @@
 // One block per SM: a loader warp fills a ring of stages with the tensor copy engine, two warpgroups multiply, a storer
 // warp for each carries finished pieces away. Who multiplies waits for nobody but these.
 //
-// Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N.
+// Compiled once per variant (variants.toml). Defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N, maybe TRACE.
 
 #include "hopper.cuh"
 #include "signals.cuh"
+#include "trace.cuh"
 #include "wgmma.cuh"
 
 struct Config {
@@ -47,15 +48,6 @@ struct Layout {
   static const u32 kFree = kReady + 8 * C::kGroups * C::kBuffers;               //   a piece has left
   static const u32 kKept = kFree + 8 * C::kGroups * C::kBuffers;  // u32 per piece buffer: whether the tile ends here
   static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
-};
-
-// A place in a ring, and the parity of how often it has been around.
-template <int kPlaces>
-struct Ring {
-  u32 place = 0, lap = 0;
-  __device__ __forceinline__ void next() {
-    if (++place == kPlaces) place = 0, lap ^= 1;
-  }
 };
 
 // What a block does next: a tile, or a part of its K.
@@ -108,12 +100,14 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
     const bool half = is_half(load_global_4_or((u64)&tile.rows, p.is_row, p.gemm.m));
     const u32 gate_begin = load_global_4_or((u64)&tile.gate_begin, p.is_row, 0);
     const u32 gate_end = load_global_4_or((u64)&tile.gate_end, p.is_row, 0);
+    if (lane == 0) trace_unit(p, index, entry, unit.part, p.gemm.destination_count == 0);
     if (p.gemm.destination_count == 0 && (gate_begin != open_begin || gate_end != open_end)) {
       open_gate(p.gemm, tile, entry, lane);
       open_begin = gate_begin, open_end = gate_end;
       __syncwarp();
       if (lane == 0) fence_global_to_copies();
     }
+    if (lane == 0 && p.gemm.destination_count == 0) trace(p, index, kTraceGateEnd);
     if (lane == 0) {
       const u32 column = (entry & 0xffff) * C::kTileN;
       const bool two_boxes = C::kTileM > C::kBoxRowsA && !half;
@@ -255,9 +249,16 @@ template <int kBlocks>
 DEVICE void compute(const HopperParams& p, const Unit& unit, u32 shared, Ring<C::kStages>& stages,
                     Ring<C::kBuffers>& pieces, u32 group, u32 thread) {
   Sums sums;
+  const u32 index = unit.tile + unit.part * p.split_tiles;
+#ifdef TRACE
+  barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
+#endif
+  if (thread == 0) trace(p, index, kTraceFirstStage + group);
   multiply<kBlocks>(sums, unit, shared, stages, group, thread % 32);
+  if (thread == 0) trace(p, index, kTraceMultiplied + group);
   const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
   hand_over<kBlocks>(sums, kept, shared, pieces, group, thread / 32, thread % 32);
+  if (thread == 0) trace(p, index, kTraceHandedOver + group);
 }
 
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
@@ -315,7 +316,9 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
     const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
     const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
     const u32 first_column = (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
+    if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
     if (kScatters) dead = dead || !open_gate(p.gemm, tile, entry, lane);
+    if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
     const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
     Ring<C::kBuffers> leaving = ring;  // the piece whose buffer is to be freed next
     bool kept = true;
@@ -356,15 +359,17 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
     if (kScatters) {
       // The tile is there when both storers' pieces are.
       if (lane == 0) store_box_wait(), fence_system();
+      if (lane == 0) trace(p, index, kTraceStored + group);
       dead = named_barrier_or<2, 32 * C::kGroups>(dead);
-      if (kept && !dead && lane == 0 && group == 0) count_tile(p.gemm, tile);
+      if (kept && !dead && lane == 0 && group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
     }
+    if (!kScatters && lane == 0) trace(p, index, kTraceStored + group);
     __syncwarp();
   }
   if (lane == 0) store_box_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ HopperParams p) {
+extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ Traced<HopperParams> p) {
   extern __shared__ u8 unaligned[];
   const u32 shared = (shared_address(unaligned) + 1023) & ~1023u;
   const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

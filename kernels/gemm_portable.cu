@@ -8,10 +8,11 @@
 //          sum the same rows (AllReduce). The last tile of a block of rows raises the block's signal there.
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, POLICY, LOAD, ENTRY, TILE_M, TILE_N, TILE_K,
-// WARPS_M, WARPS_N, STAGES.
+// WARPS_M, WARPS_N, STAGES, MIN_BLOCKS; in traced ones (trace.cuh) also TRACE.
 
 #include "element.cuh"
 #include "signals.cuh"
+#include "trace.cuh"
 
 enum Policy { plain, ag, rs };
 enum Load { vector, scalar };
@@ -115,7 +116,8 @@ DEVICE void store_tile(u32 from, u16* to, u64 pitch, u32 rows, u32 columns) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ GemmParams p) {
+extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ Traced<GemmParams> params) {
+  const GemmParams& p = params;
   extern __shared__ __align__(128) u8 shared[];
   const u32 stages = shared_address(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -131,10 +133,12 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     const u32 first_column = (entry & 0xffff) * C::kTileN;
     const u32 columns = min((u32)C::kTileN, p.n - first_column);
 
+    if (threadIdx.x == 0) trace_unit(p, index, entry, 0, POLICY != rs);
     if (POLICY == ag && (tile.gate_begin != open_begin || tile.gate_end != open_end)) {
       if (!open_gate(p, tile, entry)) return;
       open_begin = tile.gate_begin, open_end = tile.gate_end;
     }
+    if (threadIdx.x == 0 && POLICY != rs) trace(p, index, kTraceGateEnd);
 
     const u16* a = (const u16*)p.a + tile.row * p.lda;
     const u16* b = (const u16*)p.b + first_column * p.ldb;
@@ -153,6 +157,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     }
     copy_async_wait<C::kStages - 2>();
     __syncthreads();
+    if (threadIdx.x == 0) trace(p, index, kTraceFirstStage);
     Fragments fragments[2];
     if (blocks_k > 0) load_fragments(fragments[0], stages, 0, warp_m, warp_n, lane);
 
@@ -185,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     // Lay the rounded tile out in shared memory, so that it leaves in full lines.
     copy_async_wait<0>();
     __syncthreads();
+    if (threadIdx.x == 0) trace(p, index, kTraceMultiplied);
 #pragma unroll
     for (int i = 0; i < C::kFragmentsM; ++i) {
 #pragma unroll
@@ -198,19 +204,23 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     }
     if (POLICY == rs) {
       // The gate is the destinations' word that they have summed what their slots held before.
+      if (threadIdx.x == 0) trace(p, index, kTraceGateBegin);
       if (!open_gate(p, tile, entry)) return;  // also a barrier
+      if (threadIdx.x == 0) trace(p, index, kTraceGateEnd);
       const Destination* destinations = (const Destination*)p.destinations + tile.destination;
       for (u32 i = 0; i < p.destination_count; ++i) {
         u16* slot = (u16*)destinations[i].slot + tile.destination_row * p.ldc + first_column;
         store_tile(stages, slot, p.ldc, rows, columns);
       }
       __syncthreads();
-      if (threadIdx.x == 0) count_tile(p, tile);
+      if (threadIdx.x == 0) trace(p, index, kTraceStored);
+      if (threadIdx.x == 0 && count_tile(p, tile)) trace(p, index, kTraceSignal);
     } else {
       __syncthreads();
       u16* c = (u16*)p.c + tile.row * p.ldc + first_column;
       store_tile(stages, c, p.ldc, rows, columns);
       __syncthreads();
+      if (threadIdx.x == 0) trace(p, index, kTraceStored);
     }
   }
 }

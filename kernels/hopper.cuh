@@ -25,6 +25,15 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// A place in a ring, and the parity of how often it has been around.
+template <int kPlaces>
+struct Ring {
+  u32 place = 0, lap = 0;
+  __device__ __forceinline__ void next() {
+    if (++place == kPlaces) place = 0, lap ^= 1;
+  }
+};
+
 template <int kId, int kThreads>
 DEVICE void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");

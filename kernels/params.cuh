@@ -106,3 +106,8 @@ struct GeluParams {
   u64 values;           // element*
   u64 len;              // elements
 };
+
+// Where the time goes.
+struct ClockParams {
+  u64 time;             // u64*, pinned host memory
+};

@@ -66,6 +66,7 @@ DEVICE u16 load_global_2(const void* from) {
   asm volatile("ld.global.b16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
   return v;
 }
+DEVICE void store_global_8(u64 to, u64 v) { asm volatile("st.global.b64 [%0], %1;" ::"l"(to), "l"(v) : "memory"); }
 DEVICE void store_global_2(void* to, u16 v) { asm volatile("st.global.b16 [%0], %1;" ::"l"(to), "h"(v) : "memory"); }
 
 // Signals: acquire and release at system scope, because peers are other GPUs, copy engines or the host.
@@ -81,6 +82,9 @@ DEVICE u32 load_relaxed_system(u64 word) {
 }
 DEVICE void store_release_system(u64 word, u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
+}
+DEVICE void store_release_system_8(u64 word, u64 v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(v) : "memory");
 }
 DEVICE void store_relaxed_system(u64 word, u32 v) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(v) : "memory");
@@ -109,5 +113,10 @@ DEVICE u64 global_timer_ns() {
   u64 t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
   return t;
+}
+DEVICE u32 multiprocessor() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(v));
+  return v;
 }
 DEVICE void sleep_ns(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }

@@ -165,12 +165,12 @@ fn read(path: &Path) -> Result<String> {
 }
 
 fn print_table(built: &[(Kernel, String)]) {
-    println!("{:<28} {:>7} {:>6} {:>8}  registers", "kernel", "smem", "param", "PTX");
+    println!("{:<32} {:>7} {:>6} {:>8}  registers", "kernel", "smem", "param", "PTX");
     for (kernel, ptx) in built {
         let registers: Vec<_> =
             kernel.registers.iter().map(|(arch, count)| format!("{arch} {count}")).collect();
         println!(
-            "{:<28} {:>7} {:>6} {:>8}  {}",
+            "{:<32} {:>7} {:>6} {:>8}  {}",
             kernel.name,
             kernel.dynamic_smem_bytes + kernel.static_smem_bytes,
             kernel.param_bytes,

@@ -15,6 +15,7 @@ macro_rules! embed {
 
 /// Every kernel's PTX, by name. A test compares the names with the manifest's.
 const PTX: &[(&str, &str)] = embed![
+    "clock",
     "gelu_bf16",
     "gelu_f16",
     "gemm_bf16_ag_scalar",
@@ -45,6 +46,20 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_f16_64x128",
     "gemm_hopper_f16_64x256",
     "gemm_hopper_f16_64x64",
+    "gemm_hopper_trace_bf16_128x128",
+    "gemm_hopper_trace_bf16_128x192",
+    "gemm_hopper_trace_bf16_128x224",
+    "gemm_hopper_trace_bf16_128x256",
+    "gemm_hopper_trace_bf16_256x192",
+    "gemm_hopper_trace_bf16_64x128",
+    "gemm_hopper_trace_bf16_64x256",
+    "gemm_hopper_trace_bf16_64x64",
+    "gemm_trace_bf16_ag_scalar",
+    "gemm_trace_bf16_ag_vector",
+    "gemm_trace_bf16_plain_scalar",
+    "gemm_trace_bf16_plain_vector",
+    "gemm_trace_bf16_rs_scalar",
+    "gemm_trace_bf16_rs_vector",
     "sum_bf16",
     "sum_f16",
 ];
@@ -116,6 +131,15 @@ pub(crate) enum Load {
     Scalar,
 }
 
+impl Load {
+    const fn name(self) -> &'static str {
+        match self {
+            Load::Vector => "vector",
+            Load::Scalar => "scalar",
+        }
+    }
+}
+
 /// One of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KernelId {
@@ -124,6 +148,11 @@ pub(crate) enum KernelId {
     Hopper(DType, u32, u32),
     Sum(DType),
     Gelu(DType),
+    /// As [`KernelId::Gemm`], with a trace.
+    TracedGemm(DType, Policy, Load),
+    /// As [`KernelId::Hopper`], with a trace.
+    TracedHopper(DType, u32, u32),
+    Clock,
 }
 
 impl KernelId {
@@ -135,16 +164,17 @@ impl KernelId {
 
     fn name(self) -> String {
         match self {
-            KernelId::Gemm(dtype, policy, load) => {
-                let load = match load {
-                    Load::Vector => "vector",
-                    Load::Scalar => "scalar",
-                };
-                format!("gemm_{dtype}_{}_{load}", policy.name())
-            }
+            KernelId::Gemm(dtype, policy, load) => format!("gemm_{dtype}_{}_{}", policy.name(), load.name()),
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
             KernelId::Gelu(dtype) => format!("gelu_{dtype}"),
+            KernelId::TracedGemm(dtype, policy, load) => {
+                format!("gemm_trace_{dtype}_{}_{}", policy.name(), load.name())
+            }
+            KernelId::TracedHopper(dtype, rows, columns) => {
+                format!("gemm_hopper_trace_{dtype}_{rows}x{columns}")
+            }
+            KernelId::Clock => "clock".into(),
         }
     }
 }
@@ -152,7 +182,9 @@ impl KernelId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
+    use crate::trace::{TracedGemmParams, TracedHopperParams};
     use crate::{GeluParams, GemmParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
@@ -189,9 +221,35 @@ mod tests {
     }
 
     #[test]
+    fn traced_kernels_are_cut_as_the_ordinary_ones() {
+        let (dtype, cut) = (DType::Bf16, |kernel: &'static KernelInfo| {
+            let KernelInfo { tile_m, tile_n, piece_n, threads, dynamic_smem_bytes, target, .. } = kernel;
+            (tile_m, tile_n, piece_n, threads, dynamic_smem_bytes, target)
+        });
+        let hopper = hopper_kernels(dtype).unwrap().map(|kernel| (kernel.tile_m, kernel.tile_n));
+        let portable =
+            POLICIES.into_iter().flat_map(|policy| [(policy, Load::Vector), (policy, Load::Scalar)]);
+        let pairs = hopper
+            .map(|(rows, columns)| {
+                (KernelId::Hopper(dtype, rows, columns), KernelId::TracedHopper(dtype, rows, columns))
+            })
+            .chain(portable.map(|(policy, load)| {
+                (KernelId::Gemm(dtype, policy, load), KernelId::TracedGemm(dtype, policy, load))
+            }));
+        for (ordinary, traced) in pairs {
+            assert_eq!(cut(ordinary.info().unwrap()), cut(traced.info().unwrap()), "{traced:?}");
+        }
+        KernelId::Clock.info().unwrap();
+    }
+
+    #[test]
     fn parameters_are_as_large_as_the_kernels_expect() {
         for kernel in catalogue().unwrap().values() {
+            let traced = kernel.name.contains("_trace_");
             let expected = match kernel.name.split('_').next() {
+                Some("gemm") if traced && kernel.target == "compute_90a" => size_of::<TracedHopperParams>(),
+                Some("gemm") if traced => size_of::<TracedGemmParams>(),
+                Some("clock") => size_of::<ClockParams>(),
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("sum") => size_of::<SumParams>(),

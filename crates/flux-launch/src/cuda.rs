@@ -1,11 +1,14 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
 use crate::catalogue::{KernelId, Load, hopper_kernels};
+use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
+use crate::trace::{TracedGemmParams, TracedHopperParams};
 use crate::{DType, Error, GeluParams, GemmParams, Launch, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
+use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -102,14 +105,53 @@ impl CudaLauncher {
         Ok(())
     }
 
+    /// Loads the traced kernels.
+    pub(crate) fn prepare_traced(&self, dtype: DType) -> Result<()> {
+        if dtype != DType::Bf16 {
+            return Err(Error::NotTraceable { dtype });
+        }
+        if self.has_hopper {
+            for kernel in hopper_kernels(dtype)? {
+                self.load(KernelId::TracedHopper(dtype, kernel.tile_m, kernel.tile_n))?;
+            }
+        }
+        for policy in [Policy::Plain, Policy::AllGather, Policy::ReduceScatter] {
+            self.load(KernelId::TracedGemm(dtype, policy, Load::Vector))?;
+            self.load(KernelId::TracedGemm(dtype, policy, Load::Scalar))?;
+        }
+        self.load(KernelId::Clock)?;
+        Ok(())
+    }
+
+    /// The most parts of split tiles that a launch may have: their sums must find room.
+    pub(crate) fn most_parts(&self, dtype: DType) -> Result<usize> {
+        if !self.has_hopper {
+            return Ok(0);
+        }
+        let least = hopper_kernels(dtype)?.map(|kernel| 4 * kernel.tile_m * kernel.tile_n).min();
+        let scratch = tiling::SCRATCH_BYTES_PER_BLOCK * u64::from(self.blocks());
+        Ok(usize::try_from(scratch / u64::from(least.unwrap_or(1))).unwrap_or(usize::MAX))
+    }
+
+    pub(crate) fn clock(&self, device: &Device) -> Result<Clock> {
+        Clock::calibrate(device, |stream, params: &ClockParams| match stream {
+            // SAFETY: this kernel takes this parameter, whose memory outlives it.
+            Stream::Cuda(stream) => unsafe { self.launch(stream, KernelId::Clock, |_| 1, params) },
+            Stream::Host(_) => Err(flux_memory::Error::BackendMismatch { what: "the clock" }.into()),
+        })
+    }
+
+    /// Leaves when its units happened at `records`, if there are any.
+    ///
     /// # Safety
-    /// As for [`crate::Launcher::gemm`].
+    /// As for [`crate::Launcher::gemm`]; there is room for the records of all units.
     pub(crate) unsafe fn gemm(
         &self,
         stream: &CudaStream,
         launch: &Launch<'_>,
         params: &GemmParams,
         scratch: Option<&Scratch>,
+        records: Option<Address>,
     ) -> Result<()> {
         if params.tiles == 0 {
             return Ok(());
@@ -117,14 +159,28 @@ impl CudaLauncher {
         let Launch { policy, dtype, tiling, .. } = *launch;
         if let (TileKernel::Hopper, Some(scratch)) = (tiling.kernel, scratch) {
             let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
-            let id = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns));
+            let (rows, columns) = (side(tiling.shape.rows), side(tiling.shape.columns));
+            let id = KernelId::Hopper(dtype, rows, columns);
             let params = hopper::params(id.info()?, launch, params, scratch)?;
-            // SAFETY: the caller's promise; this kernel takes this parameter.
-            return unsafe { self.launch(stream, id, |_| hopper::units(&params), &params) };
+            let units = |_: &Loaded| hopper::units(&params);
+            let Some(records) = records else {
+                // SAFETY: the caller's promise; this kernel takes this parameter.
+                return unsafe { self.launch(stream, id, units, &params) };
+            };
+            let (id, padding) = (KernelId::TracedHopper(dtype, rows, columns), [0; 7]);
+            // SAFETY: as above.
+            return unsafe {
+                self.launch(stream, id, units, &TracedHopperParams { params, records, padding })
+            };
         }
-        let id = KernelId::Gemm(dtype, policy, load_for(params));
+        let (load, tiles) = (load_for(params), |_: &Loaded| params.tiles);
+        let Some(records) = records else {
+            // SAFETY: as above.
+            return unsafe { self.launch(stream, KernelId::Gemm(dtype, policy, load), tiles, params) };
+        };
+        let id = KernelId::TracedGemm(dtype, policy, load);
         // SAFETY: as above.
-        unsafe { self.launch(stream, id, |_| params.tiles, params) }
+        unsafe { self.launch(stream, id, tiles, &TracedGemmParams { params: *params, records }) }
     }
 
     /// # Safety

@@ -55,6 +55,28 @@ pub enum Error {
         /// The kernel's name.
         name: String,
     },
+    /// A GPU's kernels for these elements do not note their times.
+    #[error(
+        "{dtype} cannot be traced on a GPU: its kernels are built for bf16 only; trace bf16, or use the host backend"
+    )]
+    NotTraceable {
+        /// The elements.
+        dtype: crate::DType,
+    },
+    /// A traced call of more units than there is room for.
+    #[error("a traced call of {units} units of work does not fit into records for {capacity}")]
+    TraceFull {
+        /// Units of the call.
+        units: usize,
+        /// Units that there is room for.
+        capacity: usize,
+    },
+    /// A kernel that should tell the time has not.
+    #[error("{device} does not tell its time within a second; is something else keeping all of it busy?")]
+    NoClock {
+        /// The GPU.
+        device: String,
+    },
     /// The operating system refused threads.
     #[error(
         "could not start {threads} worker threads: {reason}; use fewer ranks or raise the limit on threads"

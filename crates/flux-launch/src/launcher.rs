@@ -3,7 +3,10 @@
 use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Problem, TileKernel, Tiling};
-use crate::{DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, Schedule, SumParams, host};
+use crate::{
+    Clock, DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, Schedule, SumParams, Trace,
+    host,
+};
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -26,6 +29,8 @@ pub struct Launch<'a> {
     pub schedule: &'a Schedule,
     /// Where its tiles go; a ReduceScatter needs it.
     pub destinations: Option<&'a Destinations>,
+    /// Where it leaves when each of its units happened, if it is to; made by this launcher.
+    pub trace: Option<&'a Trace>,
 }
 
 #[derive(Debug)]
@@ -110,6 +115,34 @@ impl Launcher {
         }
     }
 
+    /// Room for the traces of calls with at most `tiles` tiles in `row_tiles` row tiles, in at most `launches` launches, and
+    /// loads the kernels that leave them. On GPUs there are such kernels for bf16 only: [`Error::NotTraceable`].
+    pub fn trace(
+        &self,
+        device: &Device,
+        dtype: DType,
+        (tiles, row_tiles): (usize, usize),
+        launches: usize,
+    ) -> Result<Trace> {
+        let parts = match &self.0 {
+            Kind::Host(_) => 0,
+            Kind::Cuda { kernels, .. } => {
+                kernels.prepare_traced(dtype)?;
+                kernels.most_parts(dtype)?
+            }
+        };
+        Trace::new(device, tiles.saturating_add(parts.saturating_mul(launches)), row_tiles, launches)
+    }
+
+    /// How the clocks of `device`, which is this launcher's, hang together from here on. Waits on this thread, about a
+    /// millisecond; on GPUs only after [`Launcher::trace`], or it also loads a kernel.
+    pub fn clock(&self, device: &Device) -> Result<Clock> {
+        match &self.0 {
+            Kind::Host(_) => Ok(Clock::host()),
+            Kind::Cuda { kernels, .. } => kernels.clock(device),
+        }
+    }
+
     /// Enqueues a GEMM; of `params`, the schedule and the destinations are filled in from `launch`.
     ///
     /// # Safety
@@ -119,7 +152,7 @@ impl Launcher {
     /// launcher; if it was made for an aligned problem, A and B are [`GemmParams::are_operands_aligned`]. The launcher's
     /// launches before this one have ended when this one begins.
     pub unsafe fn gemm(&self, stream: &Stream, launch: &Launch<'_>, params: &GemmParams) -> Result<()> {
-        let Launch { policy, dtype, tiling, schedule, destinations } = *launch;
+        let Launch { policy, dtype, tiling, schedule, destinations, trace } = *launch;
         let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = schedule.tiles()).entered();
         let scatters = policy == Policy::ReduceScatter;
         let params = GemmParams {
@@ -134,14 +167,15 @@ impl Launcher {
             destination_count: if scatters { params.destination_count } else { 0 },
             ..*params
         };
+        let records = trace.map(|trace| trace.claim(launch, params.n)).transpose()?;
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
-                host::launch(pool, stream, dtype, host::Gemm { policy, params })
+                host::launch(pool, stream, dtype, host::Gemm { policy, params, records })
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's promise; the records are the launch's own.
             (Kind::Cuda { kernels, scratch }, Stream::Cuda(stream)) => unsafe {
-                kernels.gemm(stream, launch, &params, scratch.as_ref())
+                kernels.gemm(stream, launch, &params, scratch.as_ref(), records)
             },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod catalogue;
+mod clock;
 mod cuda;
 mod destinations;
 mod dtype;
@@ -12,8 +13,10 @@ mod params;
 mod schedule;
 mod tensor_map;
 mod tiling;
+mod trace;
 
 pub use catalogue::{KernelInfo, catalogue};
+pub use clock::Clock;
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use error::Error;
@@ -21,6 +24,7 @@ pub use launcher::{Launch, Launcher};
 pub use params::{Destination, GeluParams, GemmParams, Policy, RowTile, SumParams};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Problem, Tiling};
+pub use trace::{Trace, UnitTrace};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

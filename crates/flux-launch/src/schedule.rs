@@ -115,6 +115,7 @@ pub struct Schedule {
     stream_reads_staging: bool,
     capacity: (usize, usize),
     tiles: u32,
+    row_tiles: usize,
     is_row: bool,
 }
 
@@ -142,6 +143,7 @@ impl Schedule {
                 stream_reads_staging: false,
                 capacity: (tiles, row_tiles),
                 tiles: 0,
+                row_tiles: 0,
                 is_row: false,
             })
         };
@@ -179,6 +181,7 @@ impl Schedule {
         self.stream_reads_staging = true;
         self.tiles = u32::try_from(tables.order.len())
             .map_err(|_| Error::TooManyTiles { tiles: tables.order.len() })?;
+        self.row_tiles = tables.row_tiles.len();
         self.is_row = tables.is_row();
         Ok(())
     }
@@ -191,6 +194,14 @@ impl Schedule {
     /// The row tiles, `RowTile[]`.
     pub(crate) fn row_tiles(&self) -> Address {
         self.tables.address().add(self.offset)
+    }
+
+    /// The row tiles of the schedule written last, as the host wrote them.
+    pub(crate) fn staged_row_tiles(&self) -> &[RowTile] {
+        let first: *const RowTile = self.staging.address().add(self.offset).as_ptr();
+        // SAFETY: so many were written there, at a multiple of 16 bytes; only `write` does that, and nothing else writes to
+        // this schedule's part of the memory.
+        unsafe { std::slice::from_raw_parts(first, self.row_tiles) }
     }
 
     /// Whether the schedule written last has one row tile, and its tiles come in the order of their columns.

@@ -52,7 +52,7 @@ impl Host {
         let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
         let tiling = &self.launcher.tiling(dtype, &problem).unwrap();
         assert_eq!(tiling.shape, self.launcher.tile(dtype).unwrap());
-        let launch = Launch { policy, dtype, tiling, schedule, destinations };
+        let launch = Launch { policy, dtype, tiling, schedule, destinations, trace: None };
         // SAFETY: the caller's promise.
         unsafe { self.launcher.gemm(&self.stream, &launch, params) }
     }

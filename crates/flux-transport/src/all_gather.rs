@@ -6,7 +6,7 @@
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
 use crate::link::{Link, PeerWords, check_rank};
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl AllGather {
             spec.placement,
         )?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let ranks = Link::all(members)?
+        let ranks = Link::all(members, largest.signals())?
             .into_iter()
             .enumerate()
             .map(|(rank, link)| {
@@ -275,8 +275,9 @@ impl AllGather {
             signal: if self.is_lost(from, to) { Address::NULL } else { signal },
         };
         let mover = if self.spec.direction == Direction::Push { from } else { to };
+        let route = (from, to, Some(chunks.signal(shard, index)));
         // SAFETY: the caller's promise.
-        unsafe { self.transfer.move_chunk(&self.ranks[mover].link.transfers, &chunk, epoch) }
+        unsafe { self.ranks[mover].link.move_chunk(&*self.transfer, &chunk, epoch, route) }
     }
 
     /// # Safety
@@ -309,6 +310,11 @@ impl AllGather {
                 self.arrived.wait_points(&self.signals, log, self.spec.op, rank, members.world_size())?;
         }
         Ok(())
+    }
+
+    /// When `rank`'s transfer stream moved which chunk; none unless [`Members::trace`].
+    pub fn log(&self, rank: usize) -> Option<&TransferLog> {
+        self.ranks.get(rank)?.link.log.as_ref()
     }
 
     /// `compute` goes on only when `peer`'s shard of call `epoch` has arrived at `rank`; at once if that is `rank` itself.

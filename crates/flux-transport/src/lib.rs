@@ -4,12 +4,14 @@ mod all_gather;
 mod error;
 mod link;
 mod scatter;
+mod trace;
 mod transfer;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
 pub use link::{Members, SignalLoss};
 pub use scatter::{Scatter, ScatterSpec};
+pub use trace::{Moved, TransferLog};
 pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
 
 /// The result of everything here that can fail.

@@ -1,6 +1,6 @@
 //! What each rank needs to take part in a transfer.
 
-use crate::{Error, Result};
+use crate::{Error, Result, TransferLog};
 use flux_memory::{Address, Device, Event, FaultLog, Stream, SymmetricSignals, WaitPoint, WaitSite};
 use std::sync::Arc;
 
@@ -14,14 +14,16 @@ pub struct Members {
     /// The end of rank r's last call, of whatever operation: its calls come one after the other. Two that wait for peers
     /// at the same time could each hold what the other's peers need.
     pub last_calls: Vec<Arc<Event>>,
+    /// Whether it is noted when chunks move ([`crate::TransferLog`]).
+    pub trace: bool,
 }
 
 impl Members {
-    /// The ranks on `devices`, none of which has made a call yet.
+    /// The ranks on `devices`, none of which has made a call yet, and whose transfers are not traced.
     pub fn new(devices: Vec<Device>, faults: Vec<Arc<FaultLog>>) -> Result<Self> {
         let event = |device: &Device| Ok(Arc::new(Event::new(device)?));
         let last_calls = devices.iter().map(event).collect::<Result<_>>()?;
-        Ok(Self { devices, faults, last_calls })
+        Ok(Self { devices, faults, last_calls, trace: false })
     }
 
     /// How many ranks there are.
@@ -46,19 +48,23 @@ pub(crate) struct Link {
     begin: Event,
     end: Event,
     last_call: Arc<Event>,
+    /// When chunks move, if somebody wants to know.
+    pub(crate) log: Option<TransferLog>,
 }
 
 impl Link {
-    fn new(device: &Device, last_call: &Arc<Event>) -> Result<Self> {
+    fn new(device: &Device, last_call: &Arc<Event>, log: Option<TransferLog>) -> Result<Self> {
         Ok(Self {
             transfers: device.transfer_stream()?,
             begin: Event::new(device)?,
             end: Event::new(device)?,
             last_call: Arc::clone(last_call),
+            log,
         })
     }
 
-    pub(crate) fn all(members: &Members) -> Result<Vec<Self>> {
+    /// One for each rank, on which a call moves at most `chunks` chunks.
+    pub(crate) fn all(members: &Members, chunks: usize) -> Result<Vec<Self>> {
         let devices = members.devices.len();
         if members.faults.len() != devices || members.last_calls.len() != devices {
             let (logs, events) = (members.faults.len(), members.last_calls.len());
@@ -68,7 +74,10 @@ impl Link {
             .devices
             .iter()
             .zip(&members.last_calls)
-            .map(|(device, last)| Self::new(device, last))
+            .map(|(device, last)| {
+                let log = members.trace.then(|| TransferLog::new(device, chunks)).transpose()?;
+                Self::new(device, last, log)
+            })
             .collect()
     }
 

@@ -10,7 +10,7 @@
 //! an AllGather, and one wait less.
 
 use crate::link::{Link, PeerWords, check_rank};
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss};
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards};
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Scatter {
         let lost_blocks = if spec.signal_loss.is_some() { spec.blocks } else { 0 };
         let lost = SymmetricSignals::allocate(devices, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let ranks = Link::all(members)?
+        let ranks = Link::all(members, slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size))?
             .into_iter()
             .enumerate()
             .map(|(rank, link)| {
@@ -296,7 +296,7 @@ impl Scatter {
         // the peers' accesses apart.
         unsafe {
             transfers.wait_values(&state.may_move[peer], wanted)?;
-            self.move_rows(source, owner, &chunks, transfers, epoch)?;
+            self.move_rows(source, owner, &chunks, &state.link, epoch)?;
             if !self.is_lost(source, owner) {
                 let owner = std::iter::once(owner);
                 self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
@@ -315,7 +315,7 @@ impl Scatter {
         source: usize,
         owner: usize,
         chunks: &Chunks,
-        transfers: &Stream,
+        link: &Link,
         epoch: u32,
     ) -> Result<()> {
         let shard = if self.to_all { 0 } else { owner };
@@ -329,7 +329,7 @@ impl Scatter {
                 signal: Address::NULL,
             };
             // SAFETY: the caller's promise.
-            unsafe { self.transfer.move_chunk(transfers, &chunk, epoch)? };
+            unsafe { link.move_chunk(&*self.transfer, &chunk, epoch, (source, owner, None))? };
         }
         Ok(())
     }
@@ -343,6 +343,11 @@ impl Scatter {
         // SAFETY: the signals belong to this op.
         unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
         self.ranks[rank].link.release(compute)
+    }
+
+    /// When `rank`'s transfer stream moved which chunk; none unless [`Members::trace`].
+    pub fn log(&self, rank: usize) -> Option<&TransferLog> {
+        self.ranks.get(rank)?.link.log.as_ref()
     }
 
     /// Waits on this thread until all calls and transfers have ended.

@@ -11,7 +11,7 @@ use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
+use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -156,6 +156,10 @@ impl Phased for AgGemm {
 
     fn settle(&self) {
         self.gather.settle();
+    }
+
+    fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog> {
+        self.gather.log(rank).into_iter().collect()
     }
 
     fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {

@@ -6,7 +6,7 @@ use crate::{Error, Group, PathPreference, Result};
 use flux_launch::DType;
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
-use flux_transport::Direction;
+use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -190,11 +190,11 @@ pub(crate) struct OpState {
 }
 
 #[derive(Debug)]
-struct RankState {
+pub(crate) struct RankState {
     epoch: u32,
     /// A call was enqueued in part: the ranks' epochs may disagree.
     broken: bool,
-    schedules: Schedules,
+    pub(crate) schedules: Schedules,
 }
 
 impl OpState {
@@ -207,7 +207,7 @@ impl OpState {
         self.ranks.len()
     }
 
-    fn lock(&self, rank: usize) -> MutexGuard<'_, RankState> {
+    pub(crate) fn lock(&self, rank: usize) -> MutexGuard<'_, RankState> {
         self.ranks[rank].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -222,6 +222,9 @@ pub(crate) trait Phased {
 
     /// Waits on this thread until everything that was enqueued for transfers has ended.
     fn settle(&self);
+
+    /// When each of `rank`'s transfer streams moved which chunk; none unless the group is traced.
+    fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog>;
 
     /// Checks a part before anything is enqueued; returns its rows, and which way it goes.
     fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(usize, PathChoice)>;
@@ -310,6 +313,8 @@ unsafe fn in_phases<Op: Phased>(
         let mut rank_state = state.lock(rank);
         rank_state.epoch += 1;
         rank_state.broken = true; // until everything is enqueued
+        rank_state.schedules.begin_call();
+        op.transfer_logs(rank).into_iter().for_each(TransferLog::begin);
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();
     for phase in Phase::ALL {

@@ -157,6 +157,9 @@ pub enum Error {
         /// The most there may be.
         max: usize,
     },
+    /// Traces were asked for, but nobody noted any.
+    #[error("the group's calls are not traced; form it with `GroupConfig::trace` set")]
+    NotTraced,
     /// An earlier call failed half-way.
     #[error("an earlier call of this operation failed half-way; build a new group")]
     Broken,

@@ -17,7 +17,7 @@ use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_memory::{Address, Placement, Stream};
 use flux_swizzle::{Shards, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy};
+use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// GEMM + AllReduce, built once for a layer and called with any number of rows up to its maximum.
@@ -193,6 +193,11 @@ impl Phased for GemmAr {
         self.one_shot.settle();
         self.scattered.settle();
         self.gather.settle();
+    }
+
+    fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog> {
+        let reductions = [&self.one_shot, &self.scattered].map(|reduction| reduction.transfer_log(rank));
+        reductions.into_iter().chain([self.gather.log(rank)]).flatten().collect()
     }
 
     fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(usize, PathChoice)> {

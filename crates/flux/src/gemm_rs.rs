@@ -12,6 +12,7 @@ use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileShape};
+use flux_transport::TransferLog;
 
 /// GEMM + ReduceScatter, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -122,6 +123,10 @@ impl Phased for GemmRs {
 
     fn settle(&self) {
         self.reduction.settle();
+    }
+
+    fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog> {
+        self.reduction.transfer_log(rank).into_iter().collect()
     }
 
     fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {

@@ -11,13 +11,14 @@ mod group;
 mod plan;
 mod reduction;
 mod schedules;
+mod trace;
 mod whole;
 
 pub use activation::gelu;
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
 pub use error::Error;
-pub use flux_launch::{DType, Element};
+pub use flux_launch::{DType, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
 pub use flux_swizzle::{Shards, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
@@ -25,6 +26,7 @@ pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use trace::{CallTrace, TransferTrace};
 pub use whole::{Operation, Part, Whole};
 
 /// The result of everything here that can fail.

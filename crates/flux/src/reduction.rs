@@ -13,7 +13,7 @@ use flux_launch::{
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
-use flux_transport::{PeerCopy, Scatter, ScatterSpec};
+use flux_transport::{PeerCopy, Scatter, ScatterSpec, TransferLog};
 use std::ops::Range;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
@@ -159,6 +159,11 @@ impl Reduction {
     /// Waits on this thread until everything that was enqueued for transfers has ended.
     pub(crate) fn settle(&self) {
         self.scatter.settle();
+    }
+
+    /// When `rank`'s transfer stream moved which chunk; none unless the group is traced.
+    pub(crate) fn transfer_log(&self, rank: usize) -> Option<&TransferLog> {
+        self.scatter.log(rank)
     }
 
     /// Checks a part of a call, but for its output.

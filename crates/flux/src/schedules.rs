@@ -4,6 +4,7 @@ use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
     DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
+    Trace,
 };
 use flux_memory::{Event, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape};
@@ -46,6 +47,8 @@ type Key = (usize, Policy, bool);
 pub(crate) struct Schedules {
     entries: Vec<Entry>,
     turn: u64,
+    /// When the units of the last call happened, if the group is traced.
+    trace: Option<Trace>,
 }
 
 #[derive(Debug)]
@@ -76,7 +79,31 @@ impl Schedules {
             Ok(Entry { key: None, tiling: None, last_used: 0, schedule, used: Event::new(device)? })
         };
         let schedules = Schedule::set(device, KEPT, tiles, row_tiles)?;
-        Ok(Self { entries: schedules.into_iter().map(entry).collect::<Result<_>>()?, turn: 0 })
+        let entries = schedules.into_iter().map(entry).collect::<Result<_>>()?;
+        // A call by shards launches once for each.
+        let room = || launcher.trace(device, dtype, (tiles, row_tiles), group.world_size());
+        Ok(Self { entries, turn: 0, trace: group.config().trace.then(room).transpose()? })
+    }
+
+    /// A call begins: its launches are what is traced from here on.
+    pub(crate) fn begin_call(&self) {
+        if let Some(trace) = &self.trace {
+            trace.begin();
+        }
+    }
+
+    /// The trace of the last call's launches.
+    pub(crate) const fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
+    }
+
+    /// Waits on this thread until all launches have ended.
+    pub(crate) fn settle(&self) {
+        for entry in &self.entries {
+            if let Err(error) = entry.used.synchronize() {
+                tracing::warn!(%error, "a launch ended with an error");
+            }
+        }
     }
 
     /// Launches `gemm` with the schedule for its rows and policy; if it is not there, the launcher chooses the tile, and
@@ -112,7 +139,8 @@ impl Schedules {
         if let Some(tiling) = &entry.tiling {
             let Gemm { launcher, policy, dtype, destinations, shards, params } = *gemm;
             let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, ..params };
-            let launch = Launch { policy, dtype, tiling, schedule: &entry.schedule, destinations };
+            let (schedule, trace) = (&entry.schedule, self.trace.as_ref());
+            let launch = Launch { policy, dtype, tiling, schedule, destinations, trace };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
             // of a rank, and so its launches, come one after the other.
             unsafe { launcher.gemm(stream, &launch, &params)? };
@@ -123,10 +151,6 @@ impl Schedules {
 
 impl Drop for Schedules {
     fn drop(&mut self) {
-        for entry in &self.entries {
-            if let Err(error) = entry.used.synchronize() {
-                tracing::warn!(%error, "a launch ended with an error");
-            }
-        }
+        self.settle();
     }
 }

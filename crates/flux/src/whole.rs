@@ -2,8 +2,8 @@
 //! out and for checking it. Between ranks' calls nothing goes through here.
 
 use crate::{
-    AgGemm, AgGemmCall, Buffer, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall, Group, Matrix,
-    OpSpec, PathChoice, Placement, Result, Stream,
+    AgGemm, AgGemmCall, Buffer, CallTrace, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall, Group,
+    Matrix, OpSpec, PathChoice, Placement, Result, Stream,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -55,6 +55,8 @@ pub trait Operation: sealed::Sealed {
         parts: &[[Matrix; 3]],
         streams: &[&Stream],
     ) -> Result<PathChoice>;
+    /// What each rank's last call did, and when: as the operation's own `traces`.
+    fn traces(&self) -> Result<Vec<CallTrace>>;
 }
 
 mod sealed {
@@ -89,6 +91,10 @@ impl Operation for AgGemm {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
+
+    fn traces(&self) -> Result<Vec<CallTrace>> {
+        AgGemm::traces(self)
+    }
 }
 
 impl Operation for GemmRs {
@@ -114,6 +120,10 @@ impl Operation for GemmRs {
         let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmRsCall { m, a, b, c }).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
+    }
+
+    fn traces(&self) -> Result<Vec<CallTrace>> {
+        GemmRs::traces(self)
     }
 }
 
@@ -141,6 +151,10 @@ impl Operation for GemmAr {
         let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmArCall { m, a, b, c }).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
+    }
+
+    fn traces(&self) -> Result<Vec<CallTrace>> {
+        GemmAr::traces(self)
     }
 }
 

@@ -1,8 +1,10 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
 use super::{Kernel, TILE};
+use crate::trace::Record;
 use crate::{Destination, Element, GemmParams, Policy, RowTile};
-use flux_memory::{Address, WaitSite, host};
+use flux_memory::host::{self, now_ns};
+use flux_memory::{Address, WaitSite};
 use rayon::ThreadPool;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,6 +16,8 @@ const PANEL: usize = 4096;
 pub(crate) struct Gemm {
     pub(crate) policy: Policy,
     pub(crate) params: GemmParams,
+    /// Where the records of its tiles go, if somebody wants them.
+    pub(crate) records: Option<Address>,
 }
 
 impl Kernel for Gemm {
@@ -22,8 +26,8 @@ impl Kernel for Gemm {
     unsafe fn run<E: Element>(self, pool: &ThreadPool) {
         let next = AtomicU32::new(0);
         let expired = AtomicBool::new(false);
-        pool.broadcast(|_| {
-            let mut worker = Worker::<E>::new(self.policy, &self.params);
+        pool.broadcast(|thread| {
+            let mut worker = Worker::<E>::new(self.policy, &self.params, self.records.is_some());
             loop {
                 let tile = next.fetch_add(1, Ordering::Relaxed);
                 if tile >= self.params.tiles || expired.load(Ordering::Relaxed) {
@@ -32,6 +36,12 @@ impl Kernel for Gemm {
                 // SAFETY: the caller's promise; `tile` is an entry of the order.
                 if !unsafe { worker.tile(tile) } {
                     expired.store(true, Ordering::Relaxed);
+                }
+                if let Some(records) = self.records {
+                    let index = u32::try_from(thread.index()).unwrap_or(u32::MAX);
+                    let record = Record { block: index, sm: index, ..worker.record };
+                    // SAFETY: the caller's promise; nobody else writes this tile's record.
+                    unsafe { records.as_ptr::<Record>().add(tile as usize).write(record) };
                 }
             }
         });
@@ -49,10 +59,13 @@ struct Worker<'a, E> {
     b_holds: Option<(usize, usize)>,
     c: Vec<f32>,
     rounded: Vec<E>,
+    traced: bool,
+    /// When what happened to the tile at hand.
+    record: Record,
 }
 
 impl<'a, E: Element> Worker<'a, E> {
-    fn new(policy: Policy, params: &'a GemmParams) -> Self {
+    fn new(policy: Policy, params: &'a GemmParams, traced: bool) -> Self {
         let k = params.k as usize;
         Self {
             policy,
@@ -63,7 +76,14 @@ impl<'a, E: Element> Worker<'a, E> {
             b_holds: None,
             c: vec![0.0; TILE.rows * TILE.columns],
             rounded: vec![E::zeroed(); TILE.columns],
+            traced,
+            record: Record::default(),
         }
+    }
+
+    /// The time for the record, if somebody wants it.
+    fn now(&self) -> u64 {
+        if self.traced { now_ns() } else { 0 }
     }
 
     /// Computes one entry of the order; false if a wait expired.
@@ -80,14 +100,19 @@ impl<'a, E: Element> Worker<'a, E> {
         let first_column = column_tile * TILE.columns;
         let columns = TILE.columns.min((self.params.n as usize).saturating_sub(first_column));
         let rows = row_tile.rows as usize;
+        let scatters = self.policy == Policy::ReduceScatter;
+        self.record = Record { entry, ..Record::default() };
         // SAFETY: the caller's promise.
         unsafe {
-            if self.policy == Policy::AllGather && !self.gate(&row_tile, entry) {
+            if !scatters && !self.gate(&row_tile, entry) {
                 return false;
             }
+            self.record.first_stage[0] = self.now();
             self.multiply(&row_tile, column_tile, columns);
-            if self.policy != Policy::ReduceScatter {
+            self.record.multiplied[0] = self.now();
+            if !scatters {
                 self.store(self.params.c, row_tile.row as usize, rows, first_column, columns);
+                self.record.stored[0] = self.now();
                 return true;
             }
             if !self.gate(&row_tile, entry) {
@@ -96,7 +121,10 @@ impl<'a, E: Element> Worker<'a, E> {
             for destination in self.destinations(&row_tile) {
                 self.store(destination.slot, row_tile.destination_row as usize, rows, first_column, columns);
             }
-            self.count(&row_tile);
+            self.record.stored[0] = self.now();
+            if self.count(&row_tile) {
+                self.record.signal = self.now();
+            }
         }
         true
     }
@@ -114,11 +142,11 @@ impl<'a, E: Element> Worker<'a, E> {
         }
     }
 
-    /// Counts a tile as written; the last one of a block of rows raises the block's signal at every destination.
+    /// Counts a tile as written; the last one of a block of rows raises the block's signal at every destination: then true.
     ///
     /// # Safety
     /// As for [`Gemm`].
-    unsafe fn count(&self, row_tile: &RowTile) {
+    unsafe fn count(&self, row_tile: &RowTile) -> bool {
         let word = |array: Address, index: u32| {
             let word = array.add(index as usize * size_of::<u32>());
             // SAFETY: the caller's promise.
@@ -126,7 +154,8 @@ impl<'a, E: Element> Worker<'a, E> {
         };
         let counter = word(self.params.counters, row_tile.counter);
         // Release: the tile comes before its count. Acquire: all counted tiles come before the signal.
-        if counter.fetch_add(1, Ordering::AcqRel) + 1 == row_tile.count {
+        let is_last = counter.fetch_add(1, Ordering::AcqRel) + 1 == row_tile.count;
+        if is_last {
             counter.store(0, Ordering::Relaxed);
             // SAFETY: the caller's promise.
             for destination in unsafe { self.destinations(row_tile) } {
@@ -134,18 +163,26 @@ impl<'a, E: Element> Worker<'a, E> {
                 signal.store(self.params.epoch, Ordering::Release);
             }
         }
+        is_last
     }
 
+    /// Waits for a tile's gate, which a plain GEMM's tiles do not have; false if the wait expired.
+    ///
     /// # Safety
     /// As for [`Gemm`].
-    unsafe fn gate(&self, row_tile: &RowTile, entry: u32) -> bool {
-        (row_tile.gate_begin..row_tile.gate_end).all(|signal| {
+    unsafe fn gate(&mut self, row_tile: &RowTile, entry: u32) -> bool {
+        self.record.gate_begin = self.now();
+        let mut gate =
+            if self.policy == Policy::Plain { 0..0 } else { row_tile.gate_begin..row_tile.gate_end };
+        let open = gate.all(|signal| {
             let word = self.params.gates.add(signal as usize * size_of::<u32>());
             let next = if self.policy == Policy::ReduceScatter { signal - row_tile.gate_begin } else { 0 };
             let site = WaitSite { peer: row_tile.peer + next, tile: entry, signal };
             // SAFETY: the caller's promise.
             unsafe { host::wait(&self.params.wait, word, self.params.gate_epoch, site) }
-        })
+        });
+        self.record.gate_end = self.now();
+        open
     }
 
     /// # Safety

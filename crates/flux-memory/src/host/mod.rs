@@ -1,9 +1,11 @@
 //! The host backend: ordinary memory, real atomics, a thread per stream.
 
+mod clock;
 pub(crate) mod memory;
 mod stream;
 mod wait;
 
+pub use clock::now_ns;
 pub use memory::is_available;
 pub use stream::{HostEvent, HostStream};
 pub use wait::wait;
