@@ -5,3 +5,4 @@ pub mod faults;
 pub mod pitched;
 pub mod run;
 pub mod table;
+pub mod traces;

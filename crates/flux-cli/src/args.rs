@@ -1,6 +1,7 @@
 //! What the command understands.
 
 use crate::bench::BenchArguments;
+use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{BackendChoice, Device, Direction, Group, GroupConfig, PathPreference, Placement};
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ pub(crate) enum Command {
     Run(RunArguments),
     /// Measures an operation beside its parts, its alternatives, and cuBLAS.
     Bench(BenchArguments),
+    /// Shows what happens when in one call: tile by tile, and chunk by chunk.
+    Trace(TraceArguments),
     /// Shows the GPUs and what connects them.
     Topo(TopoArguments),
 }
@@ -49,6 +52,10 @@ impl GroupArguments {
     }
 
     pub(crate) fn group(&self, ranks: usize) -> Result<Group, flux::Error> {
+        Group::local_with(ranks, self.config())
+    }
+
+    pub(crate) fn config(&self) -> GroupConfig {
         let mut config = GroupConfig::default();
         config.backend = match self.backend {
             BackendArgument::Auto => BackendChoice::Auto,
@@ -60,7 +67,7 @@ impl GroupArguments {
             PeerMemoryArgument::PinnedHost => Placement::PinnedHost,
         };
         config.wait_budget = std::time::Duration::from_millis(self.wait_budget_ms);
-        Group::local_with(ranks, config)
+        config
     }
 }
 

@@ -29,6 +29,10 @@ pub(crate) enum Error {
     WrongResult { contender: &'static str, shape: String, error: f64, bound: f64 },
     #[error("{op} runs on one rank, not on {ranks}; leave --ranks out")]
     OneRankOnly { op: &'static str, ranks: usize },
+    #[error("{op} communicates nothing, so there is one way to go; leave --path out")]
+    OneWayOnly { op: &'static str },
+    #[error("{path:?} was given for both --json and --svg; give each its own file")]
+    SameFile { path: PathBuf },
     #[error("cuBLASLt runs on GPUs, and this is the host backend; use --against none")]
     CublasOnHost,
     #[error(

@@ -12,6 +12,7 @@ mod output;
 mod run;
 mod tensors;
 mod topo;
+mod trace;
 
 use clap::Parser;
 use std::io::Write;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         args::Command::Demo(arguments) => demo::run(&arguments),
         args::Command::Run(arguments) => run::run(&arguments),
         args::Command::Bench(arguments) => bench::run(&arguments),
+        args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Topo(arguments) => topo::run(&arguments),
     };
     match result {

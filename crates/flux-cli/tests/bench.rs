@@ -1,9 +1,12 @@
 //! `flux bench` as its users run it, on the host.
 
+mod support;
+
 use serde_json::Value;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use support::check_well_formed;
 
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flux")).arg("bench").args(arguments).output().unwrap()
@@ -108,40 +111,6 @@ fn options_reach_the_operations() {
     assert!(table.contains("medians of 3 samples") && table.contains("2 ranks on the host"), "{table}");
     let table = on_host("gemm", &["--m", "1,3", "--dtype", "f16"]);
     assert_eq!(table.lines().filter(|line| line.contains(" 384 ")).count(), 4, "{table}");
-}
-
-/// Every start tag has its end tag, attributes are quoted, text has no bare `<` or `&`.
-fn check_well_formed(xml: &str) {
-    let mut open = Vec::new();
-    let mut rest = xml;
-    while let Some(begin) = rest.find('<') {
-        let text = &rest[..begin];
-        let escaped = text
-            .split('&')
-            .skip(1)
-            .all(|after| ["amp;", "lt;", "gt;", "quot;"].iter().any(|entity| after.starts_with(entity)));
-        assert!(escaped && !text.contains('>'), "text {text:?}");
-        let end = begin + rest[begin..].find('>').expect("a tag ends");
-        let tag = &rest[begin + 1..end];
-        rest = &rest[end + 1..];
-        if let Some(name) = tag.strip_prefix('/') {
-            assert_eq!(open.pop(), Some(name), "</{name}>");
-            continue;
-        }
-        let (tag, closed) = tag.strip_suffix('/').map_or((tag, false), |tag| (tag, true));
-        let (name, attributes) = tag.split_once(' ').unwrap_or((tag, ""));
-        assert!(!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()), "<{tag}>");
-        let mut pieces = attributes.split('"');
-        let mut names = std::collections::BTreeSet::new();
-        while let (Some(key), Some(value)) = (pieces.next(), pieces.next()) {
-            let key = key.trim().strip_suffix('=').unwrap_or_else(|| panic!("<{tag}>"));
-            assert!(names.insert(key) && !value.contains('<'), "<{tag}>");
-        }
-        if !closed {
-            open.push(name);
-        }
-    }
-    assert!(open.is_empty() && rest.trim().is_empty(), "left open: {open:?}");
 }
 
 #[test]

@@ -8,14 +8,16 @@ mod operands;
 mod plot;
 mod report;
 mod shapes;
-mod svg;
+pub(crate) mod svg;
 
-pub(crate) use arguments::BenchArguments;
+pub(crate) use arguments::{BenchArguments, BenchOp};
+pub(crate) use operands::{Operands, Values};
+pub(crate) use shapes::Shape;
 
 use crate::error::Error;
 use crate::files;
 use crate::output::print;
-use arguments::{Against, BenchOp, DTypeArgument, FormatArgument};
+use arguments::{Against, DTypeArgument, FormatArgument};
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
 use flux::{AgGemm, Backend, DType, Direction, Element, Group, OpSpec, Operation, PathPreference, Placement};
@@ -23,14 +25,13 @@ use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use machine::Machine;
 use measure::{Clock, Contender, Protocol, interleaved};
-use operands::{Expected, Operands, Values, devices};
+use operands::{Expected, devices};
 use report::{Report, Role, Row};
-use shapes::Shape;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// As for `flux demo`.
-const DEFAULT_RANKS: usize = 4;
+pub(crate) const DEFAULT_RANKS: usize = 4;
 
 /// The ways that are compared, and the communication that they hide.
 const WAYS: [(Role, PathPreference); 4] = [

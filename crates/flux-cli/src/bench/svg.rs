@@ -165,7 +165,7 @@ fn range(values: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
 }
 
 /// 1, 2 or 5 times a power of ten: about five ticks.
-fn tick_step(span: f64) -> f64 {
+pub(crate) fn tick_step(span: f64) -> f64 {
     let rough = span / 5.0;
     let power = 10_f64.powf(rough.log10().floor());
     let steps = [1.0, 2.0, 5.0].map(|factor| factor * power);
@@ -176,7 +176,7 @@ fn colour(group: usize) -> &'static str {
     COLOURS[group % COLOURS.len()]
 }
 
-fn line(f: &mut impl Write, from: (f64, f64), to: (f64, f64), colour: &str) -> fmt::Result {
+pub(crate) fn line(f: &mut impl Write, from: (f64, f64), to: (f64, f64), colour: &str) -> fmt::Result {
     let ((x1, y1), (x2, y2)) = (from, to);
     writeln!(f, r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{colour}"/>"#)
 }
@@ -190,7 +190,7 @@ fn path(f: &mut impl Write, points: &[(f64, f64)], colour: &str, dashed: bool) -
     writeln!(f, r#"<path d="{data}" stroke="{colour}" stroke-width="1.8" fill="none"{dashes}/>"#)
 }
 
-fn text(f: &mut impl Write, (x, y): (f64, f64), attributes: &str, text: &str) -> fmt::Result {
+pub(crate) fn text(f: &mut impl Write, (x, y): (f64, f64), attributes: &str, text: &str) -> fmt::Result {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let space = if attributes.is_empty() { "" } else { " " };
     writeln!(f, r#"<text x="{x:.1}" y="{y:.1}"{space}{attributes}>{text}</text>"#)
