@@ -82,7 +82,8 @@ struct HopperParams {
   u32 parts;            // of each of them; at least 1, at most the blocks of K
   u32 a_box_rows;       // at most min(TILE_M, 128): fewer if A has fewer
   u16 by_rows;          // C cannot be written in boxes
-  u16 is_row;           // there is one row tile, and the order is that of its columns: neither need be looked up
+  u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
+                        //   neither order nor row tile need be looked up
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col].

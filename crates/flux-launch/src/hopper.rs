@@ -3,7 +3,7 @@
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
 use crate::tiling;
-use crate::{GemmParams, Launch, Result};
+use crate::{GemmParams, Launch, Policy, Result};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -76,7 +76,7 @@ pub(crate) fn params(
     gemm: &GemmParams,
     scratch: &Scratch,
 ) -> Result<HopperParams> {
-    let Launch { dtype, tiling, schedule, destinations, .. } = *launch;
+    let Launch { policy, dtype, tiling, schedule, destinations } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
     let map = |address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
@@ -104,6 +104,7 @@ pub(crate) fn params(
         parts: count(tiling.parts),
         a_box_rows,
         by_rows: u16::from(by_rows),
-        is_row: u16::from(schedule.is_row()),
+        // A gate must be looked up.
+        is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
     })
 }
