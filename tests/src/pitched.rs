@@ -2,7 +2,8 @@
 
 use crate::data::{Fill, matrix, product};
 use flux::{
-    Buffer, DType, Direction, GemmAr, GemmArCall, Group, Matrix, OpSpec, PathPreference, Placement, Stream,
+    Buffer, DType, Delivery, Direction, GemmAr, GemmArCall, Group, Matrix, OpSpec, PathPreference, Placement,
+    Stream,
 };
 use half::bf16;
 
@@ -35,7 +36,7 @@ impl Pitched {
     }
 }
 
-/// Checks both forms, every way, push and pull, with rows of C on and off 16-byte lines.
+/// Checks both forms, every way, push and pull, relayed and direct, with rows of C on and off 16-byte lines.
 pub fn check_gemm_ar(group: &Group) {
     let (m, k) = (77, 50);
     for (n, gap) in [(136, 8), (136, 3), (131, 2)] {
@@ -44,6 +45,9 @@ pub fn check_gemm_ar(group: &Group) {
             for direction in [Direction::Push, Direction::Pull] {
                 let mut spec = OpSpec::new(n, k, m, DType::Bf16);
                 (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(one_shot_rows));
+                // Tiles are pushed, whatever the direction.
+                spec.delivery =
+                    if direction == Direction::Push { Delivery::Direct } else { Delivery::Relayed };
                 check_one(group, &GemmAr::new(group, spec).unwrap(), m, gap);
             }
         }

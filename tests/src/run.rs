@@ -36,6 +36,8 @@ pub fn gemm_rs<E: Element>(
     let whole = Whole::place(group, op, a, b, m)?;
     for (rank, stream) in whole.streams().enumerate() {
         poison::<E>(stream, op.slots(rank), op.slots_bytes())?;
+        let (tiles, bytes) = op.relayed_tiles(rank);
+        poison::<E>(stream, tiles, bytes)?;
     }
     Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
 }
@@ -58,6 +60,9 @@ pub fn gemm_ar<E: Element>(
 }
 
 fn poison<E: Element>(stream: &Stream, address: Address, bytes: usize) -> Result<(), Error> {
+    if bytes == 0 {
+        return Ok(());
+    }
     let nans = vec![E::round(f32::NAN); bytes / size_of::<E>()];
     // SAFETY: the operation's own buffer, of that size; nothing is in flight.
     Ok(unsafe { stream.upload(address, bytemuck::cast_slice(&nans)) }?)

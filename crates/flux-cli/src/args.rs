@@ -2,7 +2,7 @@
 
 use crate::bench::BenchArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flux::{BackendChoice, Device, Direction, Group, GroupConfig, PathPreference, Placement};
+use flux::{BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement};
 use std::path::PathBuf;
 
 /// Tensor-parallel communication hidden inside the GEMM, tile by tile.
@@ -116,6 +116,9 @@ pub(crate) struct RunArguments {
     /// Who moves data between ranks: the sender or the receiver.
     #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
     pub(crate) transfer: TransferArgument,
+    /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
+    #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
+    pub(crate) delivery: DeliveryArgument,
     /// How to report.
     #[arg(long, value_enum, default_value_t = ReportArgument::Text)]
     pub(crate) report: ReportArgument,
@@ -172,6 +175,26 @@ impl From<TransferArgument> for Direction {
         match transfer {
             TransferArgument::Push => Direction::Push,
             TransferArgument::Pull => Direction::Pull,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DeliveryArgument {
+    /// Whichever is expected to be faster on this machine.
+    Auto,
+    /// Each tile straight to its owner.
+    Direct,
+    /// Tiles to the own rank's memory, and from there by copy engine.
+    Relayed,
+}
+
+impl From<DeliveryArgument> for Delivery {
+    fn from(delivery: DeliveryArgument) -> Self {
+        match delivery {
+            DeliveryArgument::Auto => Delivery::Auto,
+            DeliveryArgument::Direct => Delivery::Direct,
+            DeliveryArgument::Relayed => Delivery::Relayed,
         }
     }
 }

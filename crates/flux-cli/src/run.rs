@@ -23,6 +23,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     let mut spec = OpSpec::new(operands.n, operands.k, operands.m, E::DTYPE);
     spec.path = arguments.path.into();
     spec.direction = arguments.transfer.into();
+    spec.delivery = arguments.delivery.into();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -70,7 +71,7 @@ fn report(
 ) -> Result<(), Error> {
     let op = arguments.op.name();
     let Operands { m, n, k, dtype, .. } = operands;
-    let (backend, ranks, PathChoice { path, why }) = (group.backend(), group.world_size(), choice);
+    let (backend, ranks, PathChoice { path, delivery, why }) = (group.backend(), group.world_size(), choice);
     let transfer = flux::Direction::from(arguments.transfer);
     let ms = time.as_secs_f64() * 1e3;
     if arguments.report == ReportArgument::Json {
@@ -79,6 +80,7 @@ fn report(
             serde_json::json!({
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
                 "backend": backend.to_string(), "path": path.to_string(), "why": why,
+                "delivery": delivery.map(|delivery| delivery.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
                 "time_ms": ms,
             })

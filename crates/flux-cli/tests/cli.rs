@@ -37,12 +37,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
     // The ways are all tested below the command; here each is taken by some case.
     let path = ["fused", "unfused", "auto", "chunked"][index % 4];
     let transfer = ["push", "pull"][index % 2];
+    let delivery = ["relayed", "auto", "direct"][index % 3];
     let few = ["0", "1000000"][index / 2 % 2];
     for (op, chunk_rows, one_shot_rows) in
         [("ag-gemm", Some("37"), None), ("gemm-rs", None, None), ("gemm-ar", Some("37"), Some(few))]
     {
         let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
-        arguments.extend(["--transfer", transfer, "--report", "json"]);
+        arguments.extend(["--transfer", transfer, "--delivery", delivery, "--report", "json"]);
         arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
         arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
         arguments.extend(one_shot_rows.iter().flat_map(|rows| ["--one-shot-rows", rows]));
@@ -53,6 +54,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
         assert_eq!(report["backend"], "host");
         assert_eq!(report["ranks"], case.world_size);
         assert_eq!(report["transfer"], transfer);
+        let one_shot = report["why"].as_str().unwrap().contains("few rows");
+        let delivered = match delivery {
+            _ if report["path"] != "fused" || op == "ag-gemm" => serde_json::Value::Null,
+            "relayed" if !one_shot => "relayed".into(),
+            _ => "direct".into(),
+        };
+        assert_eq!(report["delivery"], delivered, "{report}");
         // Few rows of an AllReduce are not cut into shards.
         let taken = if path == "chunked" && one_shot_rows == Some("1000000") { "unfused" } else { path };
         assert!(path == "auto" || report["path"] == taken, "{report}");

@@ -42,7 +42,7 @@ pub struct RowTile {
     pub destination: u32,
     /// ReduceScatter: first row in the destination's slot.
     pub destination_row: u32,
-    /// ReduceScatter: the number, at each destination, of the signal of the block of rows that this is in.
+    /// ReduceScatter: the number, at each destination, of the signal of the rows that share [`RowTile::counter`].
     pub signal: u32,
     /// The rank whose signal the gate waits for, for the fault record; of a ReduceScatter's gate, the first signal's, and
     /// the next ranks' signals follow.
@@ -53,13 +53,13 @@ pub struct RowTile {
     pub count: u32,
 }
 
-/// Where partial tiles for one peer go.
+/// Where partial tiles for one peer go: into its memory, or into this rank's, if something else carries them on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Destination {
-    /// This rank's slot in the peer's memory, row pitch `ldc`.
+    /// Where the peer's rows begin, row pitch `ldc`.
     pub slot: Address,
-    /// This rank's signals in the peer's memory.
+    /// The signals that row tiles number.
     pub signals: Address,
 }
 

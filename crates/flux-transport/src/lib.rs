@@ -3,12 +3,14 @@
 mod all_gather;
 mod error;
 mod link;
+mod relay;
 mod scatter;
 mod transfer;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
 pub use link::{Members, SignalLoss};
+pub use relay::Target;
 pub use scatter::{Scatter, ScatterSpec};
 pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
 

@@ -58,8 +58,8 @@ pub struct GemmArCall {
 impl GemmAr {
     /// Allocates, for every rank, what one-shot calls need (slots of `world_size` · [`GemmAr::one_shot_rows`] · N elements)
     /// and, if calls may have more rows than that, what the two steps need (slots and gathered rows, `max_m · N` elements
-    /// each); unless all calls are fused, partial sums of as many rows; the signals and the schedules. Loads the kernels.
-    /// Calls allocate nothing on a GPU.
+    /// each); unless all calls are fused, or where tiles are relayed, partial sums of as many rows, as for [`crate::GemmRs`];
+    /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
         let row_bytes = spec.n * spec.dtype.bytes();
@@ -141,13 +141,14 @@ impl GemmAr {
         self.one_shot_rows
     }
 
-    /// What `rank`'s peers write to, each with its size in bytes: the slots of one-shot calls, those of calls in two
-    /// steps, and the gathered rows.
-    pub fn buffers(&self, rank: usize) -> [(Address, usize); 3] {
+    /// What calls write to on their way to C, each with its size in bytes: `rank`'s slots of one-shot calls, those of calls in
+    /// two steps, the gathered rows, and the tiles that are relayed (null and 0 if none are).
+    pub fn buffers(&self, rank: usize) -> [(Address, usize); 4] {
         [
             (self.one_shot.slots(rank), self.one_shot.slots_bytes()),
             (self.scattered.slots(rank), self.scattered.slots_bytes()),
             (self.gather.gathered(rank), self.gathered_rows * self.row_bytes()),
+            self.scattered.relayed_tiles(rank),
         ]
     }
 
@@ -199,7 +200,8 @@ impl Phased for GemmAr {
         self.scattered.check(rank, call.m, call.a, call.b, stream)?;
         call.c.check("C", call.m, self.spec.n, self.spec.dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose_all_reduce(self.spec.path, self.one_shot_rows, &shards, self.tile())))
+        let (delivery, rows) = (self.scattered.delivery(), self.one_shot_rows);
+        Ok((call.m, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
     }
 
     unsafe fn phase(

@@ -2,8 +2,8 @@
 //!
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here: tiles are computed destination by destination, from the next rank around to the own one, and each
-//! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
-//! whatever the timing. How: `reduction.rs`.
+//! goes into this rank's slot at its owner: straight, or relayed by the copy engine. The owner sums its slots in rank order:
+//! same inputs, same bits, whatever the timing. How: `reduction.rs`.
 
 use crate::call::{self, OpState, Phase, Phased};
 use crate::plan::{self, Path, PathChoice};
@@ -38,7 +38,9 @@ pub struct GemmRsCall {
 
 impl GemmRs {
     /// Allocates, for every rank, the slots (`max_m · N` elements), the same again for partial sums unless all calls are
-    /// fused, the signals and the schedules, and loads the kernels. Calls allocate nothing on a GPU.
+    /// fused and deliver directly, the signals and the schedules, and loads the kernels. (Partial sums take as much twice if
+    /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
+    /// nothing on a GPU.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
@@ -86,6 +88,12 @@ impl GemmRs {
         self.reduction.slots_bytes()
     }
 
+    /// Where `rank`'s GEMM writes the tiles that are relayed to their owners, `[world_size, rows of the largest shard,
+    /// pitch]`, and the size of that buffer in bytes; null and 0 if none are.
+    pub fn relayed_tiles(&self, rank: usize) -> (Address, usize) {
+        self.reduction.relayed_tiles(rank)
+    }
+
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
     /// a GPU are called together, with [`GemmRs::enqueue_all`].
@@ -128,7 +136,8 @@ impl Phased for GemmRs {
         self.reduction.check(rank, call.m, call.a, call.b, stream)?;
         call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile())))
+        let delivery = self.reduction.delivery();
+        Ok((call.m, plan::choose_reduce_scatter(self.spec.path, delivery, &shards, self.tile())))
     }
 
     unsafe fn phase(
