@@ -152,8 +152,13 @@ fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize])
         ..GemmParams::default()
     };
     let whole = Shards::new(m, 1).unwrap();
-    let plain =
-        gpu.prepare(Policy::Plain, whole, base, |t| TileOrder::plain(m, t.shape, n).unwrap(), |_, _| {});
+    let plain = gpu.prepare(
+        Policy::Plain,
+        whole,
+        base,
+        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
+        |_, _| {},
+    );
     let timer = Timer::new(&gpu.device).unwrap();
     let begun = Event::new(&gpu.device).unwrap();
     let mut epoch = 0;
@@ -166,8 +171,10 @@ fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize])
         )
         .unwrap();
         let params = GemmParams { c: c.address(), gates: signals.word(0, 0), ..base };
-        let order =
-            |t: &Tiling| TileOrder::all_gather(shards, 0, t.shape, n).unwrap().grouped_within(chunk_rows);
+        let order = |t: &Tiling| {
+            let order = TileOrder::all_gather(shards, 0, t.shape, n).unwrap();
+            order.swept_by(t.group_rows).grouped_within(chunk_rows)
+        };
         let gated = gpu.prepare(Policy::AllGather, shards, params, order, |tile, entry| {
             if tile.shard != 0 {
                 let gate = chunks.gate(tile);
@@ -278,9 +285,14 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
         ..GemmParams::default()
     };
     let whole = Shards::new(m, 1).unwrap();
-    let plain =
-        gpu.prepare(Policy::Plain, whole, base, |t| TileOrder::plain(m, t.shape, n).unwrap(), |_, _| {});
-    let order = |t: &Tiling| TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap();
+    let plain = gpu.prepare(
+        Policy::Plain,
+        whole,
+        base,
+        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
+        |_, _| {},
+    );
+    let order = |t: &Tiling| TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap().swept_by(t.group_rows);
     let mut scattered = gpu.prepare(Policy::ReduceScatter, shards, base, order, |tile, entry| {
         let row = tile.rows.start - shards.range(tile.shard).start;
         (entry.destination, entry.destination_row) = (number(tile.shard), number(row));

@@ -15,6 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200), so eight are left.
 const SMS_FOR_COPIES: u32 = 8;
 
+/// Blocks of the portable GEMM that run on an SM at once.
+const PORTABLE_BLOCKS_PER_SM: u64 = 2;
+
 /// The kernels of one GPU, and the share of it that each launch may fill.
 #[derive(Debug)]
 pub(crate) struct CudaLauncher {
@@ -78,7 +81,10 @@ impl CudaLauncher {
     }
 
     pub(crate) fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
-        let portable = Tiling::whole(Self::tile(dtype)?, TileKernel::Portable);
+        let shape = Self::tile(dtype)?;
+        let (rows, columns) = (shape.rows as u64, shape.columns as u64);
+        let at_once = PORTABLE_BLOCKS_PER_SM * u64::from(self.blocks());
+        let portable = Tiling::whole(shape, tiling::group_rows(rows, columns, at_once), TileKernel::Portable);
         if !self.has_hopper || !problem.aligned || problem.k == 0 || self.blocks() == 0 {
             return Ok(portable);
         }

@@ -9,6 +9,9 @@ use flux_swizzle::TileShape;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 
+/// Rows of tiles that host threads sweep together: neighbours share the rows of B that a thread has widened.
+const HOST_GROUP_ROWS: usize = 2048;
+
 /// Launches kernels on one device, or on a share of it. Its GEMMs run one after the other.
 #[derive(Debug)]
 pub struct Launcher(Kind);
@@ -95,7 +98,7 @@ impl Launcher {
     /// How to cut `problem` into tiles, and which kernel is to compute them.
     pub fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
         match &self.0 {
-            Kind::Host(_) => Ok(Tiling::whole(host::TILE, TileKernel::Host)),
+            Kind::Host(_) => Ok(Tiling::whole(host::TILE, HOST_GROUP_ROWS, TileKernel::Host)),
             Kind::Cuda { kernels, .. } => kernels.tiling(dtype, problem),
         }
     }

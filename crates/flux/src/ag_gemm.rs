@@ -8,7 +8,7 @@ use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::plan::{self, Path, PathChoice, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
-use flux_launch::{GemmParams, Policy, ScheduleTables};
+use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, PeerCopy};
@@ -271,19 +271,20 @@ impl AgGemm {
             params,
             destinations: None,
         };
-        let tables = |tile| match policy {
-            Policy::AllGather => self.fused_tables(rank, rows, tile),
-            _ => plain_tables(rows, tile, columns),
+        let tables = |tiling: &Tiling| match policy {
+            Policy::AllGather => self.fused_tables(rank, rows, tiling),
+            _ => plain_tables(rows, tiling, columns),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
-    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let chunks = self.gather.chunks(m)?;
-        let order = TileOrder::all_gather(*chunks.shards(), rank, tile, self.columns(rank).len())?;
-        Ok(ScheduleTables::new(&order.grouped_within(self.chunk_rows), |tile, entry| {
+        let order = TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.columns(rank).len())?;
+        let order = order.swept_by(tiling.group_rows).grouped_within(self.chunk_rows);
+        Ok(ScheduleTables::new(&order, |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);
                 entry.gate_begin = u32::try_from(gate.start).unwrap_or(u32::MAX);

@@ -12,7 +12,7 @@ use crate::plan::{Path, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Delivery, Group, Matrix, OpSpec, Result};
 use flux_launch::{
-    Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
+    Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
@@ -334,9 +334,9 @@ impl Reduction {
             params,
             destinations: fused.then(|| &self.destinations[rank]),
         };
-        let tables = |tile| match policy {
-            Policy::ReduceScatter => self.fused_tables(rank, m, tile),
-            _ => plain_tables(m, tile, self.spec.n),
+        let tables = |tiling: &Tiling| match policy {
+            Policy::ReduceScatter => self.fused_tables(rank, m, tiling),
+            _ => plain_tables(m, tiling, self.spec.n),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
@@ -352,15 +352,16 @@ impl Reduction {
 
     /// Each tile's place at its destination, and what it waits for: if that is a slot, that the owner has summed what was
     /// there before.
-    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let world_size = self.group.world_size();
         // Destination by destination, from the next rank around to this one; or each tile to all.
         let shards = self.shards(m)?;
         let order = match self.owners {
-            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tile, self.spec.n)?,
-            Owners::All => TileOrder::plain(m, tile, self.spec.n)?,
+            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?,
+            Owners::All => TileOrder::plain(m, tiling.shape, self.spec.n)?,
         };
+        let order = order.swept_by(tiling.group_rows);
         let target = |tile: &RowTile| match self.owners {
             Owners::Shards => {
                 let target = self.scatter.target(rank, tile.shard);

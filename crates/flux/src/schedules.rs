@@ -6,7 +6,7 @@ use flux_launch::{
     DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
 };
 use flux_memory::{Event, Stream};
-use flux_swizzle::{Shards, TileOrder, TileShape};
+use flux_swizzle::{Shards, TileOrder};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
@@ -33,8 +33,9 @@ impl Gemm<'_> {
 }
 
 /// The schedule of a GEMM that waits for nothing: its rows are C's.
-pub(crate) fn plain_tables(rows: usize, tile: TileShape, columns: usize) -> Result<ScheduleTables> {
-    Ok(ScheduleTables::new(&TileOrder::plain(rows, tile, columns)?, |_, _| {})?)
+pub(crate) fn plain_tables(rows: usize, tiling: &Tiling, columns: usize) -> Result<ScheduleTables> {
+    let order = TileOrder::plain(rows, tiling.shape, columns)?.swept_by(tiling.group_rows);
+    Ok(ScheduleTables::new(&order, |_, _| {})?)
 }
 
 /// What a schedule depends on, within an operation: the rows, what is done with them, and whether the operands are aligned,
@@ -88,7 +89,7 @@ impl Schedules {
         &mut self,
         stream: &Stream,
         gemm: &Gemm<'_>,
-        tables: impl FnOnce(TileShape) -> Result<ScheduleTables>,
+        tables: impl FnOnce(&Tiling) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
         let aligned = gemm.params.are_operands_aligned();
@@ -102,7 +103,7 @@ impl Schedules {
         if found.is_none() {
             entry.key = None;
             let tiling = gemm.tiling(aligned)?;
-            let tables = tables(tiling.shape)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
+            let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.
             unsafe { entry.schedule.write(stream, &tables)? };
