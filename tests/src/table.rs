@@ -38,7 +38,7 @@ pub const CASES: [Case; 7] = [
 /// Nothing to do, and less than one element for each rank.
 pub const EDGES: [Case; 4] = [case(0, 16, 16, 3), case(5, 2, 16, 4), case(9, 16, 2, 4), case(3, 1, 1, 1)];
 
-const WAYS: [(PathPreference, Delivery, Path); 4] = [
+pub(crate) const WAYS: [(PathPreference, Delivery, Path); 4] = [
     (PathPreference::Fused, Delivery::Direct, Path::Fused),
     (PathPreference::Fused, Delivery::Relayed, Path::Fused),
     (PathPreference::Unfused, Delivery::Auto, Path::Unfused),
@@ -47,7 +47,7 @@ const WAYS: [(PathPreference, Delivery, Path); 4] = [
 
 const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
 
-fn bound(dtype: DType) -> f64 {
+pub(crate) fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 4e-3,
         DType::F16 => 6e-4,

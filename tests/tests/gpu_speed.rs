@@ -53,7 +53,7 @@ fn plain_gemm_beside_cublas() {
         let (mut flux_ms, mut cublas_ms) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS + 2 {
             let flux = time(&mut || {
-                op.enqueue_cudarc(0, m, &a, &b, &mut ours, &stream).unwrap();
+                op.enqueue_cudarc(0, m, &a, &b, None, &mut ours, &stream).unwrap();
             });
             // Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
             let peer = time(&mut || {

@@ -2,7 +2,9 @@
 
 use crate::bench::BenchArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flux::{BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement};
+use flux::{
+    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
+};
 use std::path::PathBuf;
 
 /// Tensor-parallel communication hidden inside the GEMM, tile by tile.
@@ -15,7 +17,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Runs and verifies a transformer's MLP: AllGather+GEMM, GELU, GEMM+ReduceScatter, fused and unfused.
+    /// Runs and verifies a transformer's MLP: AllGather+GEMM+GELU, GEMM+ReduceScatter, fused and unfused.
     Demo(DemoArguments),
     /// Runs one operation on matrices from a file.
     Run(RunArguments),
@@ -101,9 +103,15 @@ pub(crate) struct RunArguments {
     /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16 or F16.
     #[arg(long, value_name = "IN.safetensors")]
     pub(crate) input: PathBuf,
-    /// Where `c` [M, N] goes.
+    /// Where `c` [M, N] goes; [M, N/2] with swiglu.
     #[arg(long, value_name = "OUT.safetensors")]
     pub(crate) output: PathBuf,
+    /// Adds this tensor of the input, with N elements, to every row of `c`.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "bias")]
+    pub(crate) bias: Option<String>,
+    /// ag-gemm: what is applied to the product and the bias. swiglu takes rows 2j and 2j + 1 of `b` as gate and up.
+    #[arg(long, value_enum, default_value_t = ActivationArgument::None)]
+    pub(crate) activation: ActivationArgument,
     /// Which way to go.
     #[arg(long, value_enum, default_value_t = PathArgument::Auto)]
     pub(crate) path: PathArgument,
@@ -141,6 +149,26 @@ impl OpArgument {
             OpArgument::AgGemm => "ag-gemm",
             OpArgument::GemmRs => "gemm-rs",
             OpArgument::GemmAr => "gemm-ar",
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum ActivationArgument {
+    None,
+    Gelu,
+    Silu,
+    SwiGlu,
+}
+
+impl From<ActivationArgument> for Activation {
+    fn from(activation: ActivationArgument) -> Self {
+        match activation {
+            ActivationArgument::None => Activation::None,
+            ActivationArgument::Gelu => Activation::Gelu,
+            ActivationArgument::Silu => Activation::Silu,
+            ActivationArgument::SwiGlu => Activation::SwiGlu,
         }
     }
 }

@@ -15,8 +15,6 @@ macro_rules! embed {
 
 /// Every kernel's PTX, by name. A test compares the names with the manifest's.
 const PTX: &[(&str, &str)] = embed![
-    "gelu_bf16",
-    "gelu_f16",
     "gemm_bf16_ag_scalar",
     "gemm_bf16_ag_vector",
     "gemm_bf16_plain_scalar",
@@ -123,7 +121,6 @@ pub(crate) enum KernelId {
     /// Hopper's, with tiles of so many rows and columns.
     Hopper(DType, u32, u32),
     Sum(DType),
-    Gelu(DType),
 }
 
 impl KernelId {
@@ -144,7 +141,6 @@ impl KernelId {
             }
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
-            KernelId::Gelu(dtype) => format!("gelu_{dtype}"),
         }
     }
 }
@@ -153,7 +149,7 @@ impl KernelId {
 mod tests {
     use super::*;
     use crate::hopper::HopperParams;
-    use crate::{GeluParams, GemmParams, SumParams};
+    use crate::{GemmParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
 
@@ -172,7 +168,6 @@ mod tests {
     #[test]
     fn every_launch_has_its_kernel() {
         for dtype in [DType::Bf16, DType::F16] {
-            KernelId::Gelu(dtype).info().unwrap();
             KernelId::Sum(dtype).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
                 let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
@@ -195,7 +190,6 @@ mod tests {
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("sum") => size_of::<SumParams>(),
-                Some("gelu") => size_of::<GeluParams>(),
                 _ => panic!("{} has no parameters", kernel.name),
             };
             assert_eq!(kernel.param_bytes as usize, expected, "{}", kernel.name);

@@ -3,7 +3,7 @@
 use crate::catalogue::{KernelId, Load, hopper_kernels};
 use crate::hopper::{self, Scratch};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
-use crate::{DType, Error, GeluParams, GemmParams, Launch, Policy, Result, SumParams};
+use crate::{DType, Error, GemmParams, Launch, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
@@ -104,7 +104,6 @@ impl CudaLauncher {
         if policy == Policy::ReduceScatter {
             self.load(KernelId::Sum(dtype))?;
         }
-        self.load(KernelId::Gelu(dtype))?;
         Ok(())
     }
 
@@ -142,16 +141,6 @@ impl CudaLauncher {
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
         unsafe { self.launch(stream, KernelId::Sum(dtype), tiles, params) }
-    }
-
-    /// # Safety
-    /// As for [`crate::Launcher::gelu`].
-    pub(crate) unsafe fn gelu(&self, stream: &CudaStream, dtype: DType, params: &GeluParams) -> Result<()> {
-        let blocks = |kernel: &Loaded| {
-            u32::try_from(params.len.div_ceil(u64::from(kernel.threads))).unwrap_or(u32::MAX)
-        };
-        // SAFETY: the caller's promise; this kernel takes this parameter.
-        unsafe { self.launch(stream, KernelId::Gelu(dtype), blocks, params) }
     }
 
     /// # Safety

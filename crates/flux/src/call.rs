@@ -3,7 +3,7 @@
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, PathPreference, Result};
-use flux_launch::DType;
+use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
 use flux_transport::Direction;
@@ -22,6 +22,10 @@ pub struct OpSpec {
     pub max_m: usize,
     /// Type of all elements.
     pub dtype: DType,
+    /// [`crate::AgGemm`] only: what is applied to the sums, and a call's bias, before they are rounded. With
+    /// [`Activation::SwiGlu`], rows 2j and 2j + 1 of the weight are gate and up of column j of the result, which has n
+    /// / 2 columns; pairs stay on one rank.
+    pub activation: Activation,
     /// Which way calls go.
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
@@ -46,6 +50,7 @@ impl OpSpec {
             k,
             max_m,
             dtype,
+            activation: Activation::None,
             path: PathPreference::Auto,
             direction: Direction::Push,
             delivery: Delivery::Auto,

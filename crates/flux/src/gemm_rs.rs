@@ -1,4 +1,4 @@
-//! GEMM + ReduceScatter: C_r [M_r, N] = rows r of Σ over ranks of A_s · B_sᵀ.
+//! GEMM + ReduceScatter: C_r [M_r, N] = rows r of Σ over ranks of A_s · B_sᵀ, plus a bias.
 //!
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here: tiles are computed destination by destination, from the next rank around to the own one, and each
@@ -6,6 +6,7 @@
 //! same inputs, same bits, whatever the timing. How: `reduction.rs`.
 
 use crate::call::{self, OpState, Phase, Phased};
+use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
@@ -32,6 +33,8 @@ pub struct GemmRsCall {
     pub a: Matrix,
     /// The rank's columns of the weight, `[N, K_r]`.
     pub b: Matrix,
+    /// `[N]`: added to the rank's rows of the sum over ranks, once, before the rounding.
+    pub bias: Option<Address>,
     /// The rank's rows of the result, `[m_r, N]`: `m_r` is [`GemmRs::rows`].
     pub c: Matrix,
 }
@@ -40,9 +43,10 @@ impl GemmRs {
     /// Allocates, for every rank, the slots (`max_m · N` elements), the same again for partial sums unless all calls are
     /// fused and deliver directly, the signals and the schedules, and loads the kernels. (Partial sums take as much twice if
     /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
-    /// nothing on a GPU.
+    /// nothing on a GPU. Activations are refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
+        check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
         let state = OpState::new(reduction::schedules(group, &spec)?);
@@ -99,8 +103,9 @@ impl GemmRs {
     /// a GPU are called together, with [`GemmRs::enqueue_all`].
     ///
     /// # Safety
-    /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until `stream`
-    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until
+    /// `stream` has passed this call; nobody else accesses C, or writes to A, B or the bias, meanwhile. The group
+    /// outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
@@ -133,7 +138,7 @@ impl Phased for GemmRs {
     }
 
     fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {
-        self.reduction.check(rank, call.m, call.a, call.b, stream)?;
+        self.reduction.check(rank, call.m, (call.a, call.b, call.bias), stream)?;
         call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
         let delivery = self.reduction.delivery();
@@ -148,7 +153,8 @@ impl Phased for GemmRs {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let part = Partial { rank, epoch, path, m: call.m, a: call.a, b: call.b };
+        let GemmRsCall { m, a, b, bias, .. } = *call;
+        let part = Partial { rank, epoch, path, m, a, b, bias };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {

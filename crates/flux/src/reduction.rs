@@ -3,16 +3,18 @@
 //! the kernels do not tell apart, nor the owners: a tile's destination is the slot itself, or memory of this rank's, from
 //! which the transfer stream relays it.
 //!
-//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these in fp32 and
-//! rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
+//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these and
+//! the bias in fp32, and rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
+use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Delivery, Group, Matrix, OpSpec, Result};
 use flux_launch::{
-    Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams, Tiling,
+    Activation, Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
+    Tiling,
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
@@ -59,6 +61,7 @@ pub(crate) struct Partial {
     pub(crate) m: usize,
     pub(crate) a: Matrix,
     pub(crate) b: Matrix,
+    pub(crate) bias: Option<Address>,
 }
 
 impl Reduction {
@@ -176,11 +179,18 @@ impl Reduction {
     }
 
     /// Checks a part of a call, but for its output.
-    pub(crate) fn check(&self, rank: usize, m: usize, a: Matrix, b: Matrix, stream: &Stream) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        rank: usize,
+        m: usize,
+        (a, b, bias): (Matrix, Matrix, Option<Address>),
+        stream: &Stream,
+    ) -> Result<()> {
         check_call(&self.group, &self.spec, rank, m, stream)?;
         let depth = self.depth(rank).len();
         a.check("A", m, depth, self.spec.dtype)?;
-        b.check("B", self.spec.n, depth, self.spec.dtype)
+        b.check("B", self.spec.n, depth, self.spec.dtype)?;
+        check_bias(bias, self.spec.n, self.spec.dtype)
     }
 
     /// Begins a part of a call: the GEMM, into the owners' slots if fused and delivered directly, else into memory from
@@ -257,8 +267,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// Sums the rank's rows into `out`, each tile when its signals are up (of its block of rows if fused, else one per source),
-    /// and lets the sources overwrite its slots.
+    /// Sums the rank's rows, and the bias, into `out`, each tile when its signals are up (of its block of rows if
+    /// fused, else one per source), and lets the sources overwrite its slots.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `out`, which has the rank's rows.
@@ -274,6 +284,7 @@ impl Reduction {
             ld_slot: self.pitch as u64,
             out: out.address,
             ld_out: out.pitch as u64,
+            bias: part.bias.unwrap_or_default(),
             signals,
             source_stride: kernel_size("the number of blocks of rows", source_stride)?,
             signal_rows: kernel_size("the number of rows", signal_rows)?,
@@ -291,7 +302,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// The GEMM by itself: to its tiles' destinations if fused (of `c`, only the pitch counts), else into `c`.
+    /// The GEMM by itself: to its tiles' destinations if fused (of `c`, only the pitch counts), else into `c`. The bias is
+    /// added here only if there is no sum over ranks to add it to.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `c`.
@@ -302,7 +314,8 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let Partial { rank, epoch, path, m, a, b } = *part;
+        let Partial { rank, epoch, path, m, a, b, bias } = *part;
+        let bias = bias.filter(|_| path == Path::Local);
         let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
             Owners::Shards => 1,
@@ -317,6 +330,7 @@ impl Reduction {
             ldc: c.pitch as u64,
             gates: self.scatter.gates(rank),
             counters: self.counters[rank].address(),
+            bias: bias.unwrap_or_default(),
             n: kernel_size("n", self.spec.n)?,
             k: kernel_size("k", self.depth(rank).len())?,
             gate_epoch: epoch.wrapping_sub(1), // the owners have summed the call before
@@ -330,6 +344,7 @@ impl Reduction {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            activation: Activation::None,
             shards: if fused { self.shards(m)? } else { Shards::new(m, 1)? },
             params,
             destinations: fused.then(|| &self.destinations[rank]),

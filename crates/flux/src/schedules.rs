@@ -3,7 +3,8 @@
 use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
-    DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
+    Activation, DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables,
+    Tiling,
 };
 use flux_memory::{Event, Stream};
 use flux_swizzle::{Shards, TileOrder};
@@ -17,6 +18,7 @@ pub(crate) struct Gemm<'a> {
     pub(crate) launcher: &'a Launcher,
     pub(crate) policy: Policy,
     pub(crate) dtype: DType,
+    pub(crate) activation: Activation,
     /// The rows, and the shards that tiles do not straddle.
     pub(crate) shards: Shards,
     pub(crate) params: GemmParams,
@@ -111,9 +113,10 @@ impl Schedules {
         }
         entry.last_used = self.turn;
         if let Some(tiling) = &entry.tiling {
-            let Gemm { launcher, policy, dtype, destinations, shards, params } = *gemm;
+            let Gemm { launcher, policy, dtype, activation, destinations, shards, params } = *gemm;
             let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, ..params };
-            let launch = Launch { policy, dtype, tiling, schedule: &entry.schedule, destinations };
+            let schedule = &entry.schedule;
+            let launch = Launch { policy, dtype, activation, tiling, schedule, destinations };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
             // of a rank, and so its launches, come one after the other.
             unsafe { launcher.gemm(stream, &launch, &params)? };

@@ -1,7 +1,7 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
-use super::{Kernel, TILE};
-use crate::{Destination, Element, GemmParams, Policy, RowTile};
+use super::{Kernel, TILE, epilogue};
+use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile};
 use flux_memory::{Address, WaitSite, host};
 use rayon::ThreadPool;
 use std::ops::Range;
@@ -13,6 +13,7 @@ const PANEL: usize = 4096;
 /// One launch.
 pub(crate) struct Gemm {
     pub(crate) policy: Policy,
+    pub(crate) activation: Activation,
     pub(crate) params: GemmParams,
 }
 
@@ -23,7 +24,7 @@ impl Kernel for Gemm {
         let next = AtomicU32::new(0);
         let expired = AtomicBool::new(false);
         pool.broadcast(|_| {
-            let mut worker = Worker::<E>::new(self.policy, &self.params);
+            let mut worker = Worker::<E>::new(&self);
             loop {
                 let tile = next.fetch_add(1, Ordering::Relaxed);
                 if tile >= self.params.tiles || expired.load(Ordering::Relaxed) {
@@ -41,6 +42,7 @@ impl Kernel for Gemm {
 /// One thread's share, with its rows of A and B widened to fp32.
 struct Worker<'a, E> {
     policy: Policy,
+    activation: Activation,
     params: &'a GemmParams,
     k: usize,
     a: Vec<f32>,
@@ -48,20 +50,23 @@ struct Worker<'a, E> {
     /// The column tile, and the panel's first column of K, that `b` holds: neighbours in the order share them.
     b_holds: Option<(usize, usize)>,
     c: Vec<f32>,
+    bias: Vec<f32>,
     rounded: Vec<E>,
 }
 
 impl<'a, E: Element> Worker<'a, E> {
-    fn new(policy: Policy, params: &'a GemmParams) -> Self {
-        let k = params.k as usize;
+    fn new(gemm: &'a Gemm) -> Self {
+        let k = gemm.params.k as usize;
         Self {
-            policy,
-            params,
+            policy: gemm.policy,
+            activation: gemm.activation,
+            params: &gemm.params,
             k,
             a: vec![0.0; TILE.rows * k.min(PANEL)],
             b: vec![0.0; TILE.columns * k.min(PANEL)],
             b_holds: None,
             c: vec![0.0; TILE.rows * TILE.columns],
+            bias: vec![0.0; TILE.columns],
             rounded: vec![E::zeroed(); TILE.columns],
         }
     }
@@ -87,7 +92,9 @@ impl<'a, E: Element> Worker<'a, E> {
             }
             self.multiply(&row_tile, column_tile, columns);
             if self.policy != Policy::ReduceScatter {
-                self.store(self.params.c, row_tile.row as usize, rows, first_column, columns);
+                let sums = self.activation.sums_per_column();
+                self.finish(rows, first_column, columns);
+                self.store(self.params.c, row_tile.row as usize, rows, first_column / sums, columns / sums);
                 return true;
             }
             if !self.gate(&row_tile, entry) {
@@ -189,6 +196,20 @@ impl<'a, E: Element> Worker<'a, E> {
                     1,
                 );
             }
+        }
+    }
+
+    /// Adds the bias and applies the activation.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn finish(&mut self, rows: usize, first_column: usize, columns: usize) {
+        for sums in self.c.chunks_exact_mut(TILE.columns).take(rows) {
+            // SAFETY: the caller's promise: a bias has an element for each column of sums.
+            unsafe {
+                epilogue::add_bias::<E>(self.params.bias, first_column, &mut sums[..columns], &mut self.bias);
+            }
+            epilogue::activate(self.activation, &mut sums[..columns]);
         }
     }
 
