@@ -4,8 +4,8 @@
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use flux_launch::{
-    DType, Destination, Destinations, GemmParams, Launch, Launcher, Policy, Problem, RowTile, SIGNAL_ROWS,
-    Schedule, ScheduleTables, Slots, Tiling,
+    Activation, DType, Destination, Destinations, GemmParams, Launch, Launcher, Policy, Problem, RowTile,
+    SIGNAL_ROWS, Schedule, ScheduleTables, Slots, Tiling,
 };
 use flux_memory::{Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer};
 use flux_swizzle::{Chunks, Shards, TileOrder, arrival_order};
@@ -105,7 +105,8 @@ impl Gpu {
     fn launch(&self, gemm: &Prepared, epoch: u32) {
         let Prepared { tiling, schedule, policy, params, destinations } = gemm;
         let (policy, dtype, destinations) = (*policy, DType::Bf16, destinations.as_ref());
-        let launch = Launch { policy, dtype, tiling, schedule, destinations };
+        let activation = Activation::None;
+        let launch = Launch { policy, dtype, activation, tiling, schedule, destinations };
         let params = GemmParams { gate_epoch: epoch, epoch, ..*params };
         // SAFETY: everything that the parameters name outlives the streams' work, which every round waits for.
         unsafe { self.launcher.gemm(&self.compute, &launch, &params).unwrap() };

@@ -7,6 +7,7 @@ use crate::{DType, Error, GemmParams, Launch, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_swizzle::TileShape;
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,19 +93,32 @@ impl CudaLauncher {
         Ok(tiling::choose(candidates, problem, u64::from(self.blocks())).unwrap_or(portable))
     }
 
-    /// Loads what a launch of `policy` may need, so that no launch compiles.
+    /// Loads what a launch of `policy` may need, so that no launch compiles: all at once, on several threads, since a kernel
+    /// that the driver has not compiled before takes it a third of a second.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
+        let mut needed =
+            vec![KernelId::Gemm(dtype, policy, Load::Vector), KernelId::Gemm(dtype, policy, Load::Scalar)];
         if self.has_hopper {
-            for kernel in hopper_kernels(dtype)? {
-                self.load(KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n))?;
+            let hopper = hopper_kernels(dtype)?;
+            needed.extend(hopper.map(|kernel| KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n)));
+        }
+        if policy == Policy::ReduceScatter {
+            needed.push(KernelId::Sum(dtype));
+        }
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        needed.retain(|id| !loaded.contains_key(id));
+        let new: Vec<_> = needed.into_par_iter().map(|id| (id, self.load_new(id))).collect();
+        // What was loaded is kept, whatever else failed.
+        let mut outcome = Ok(());
+        for (id, kernel) in new {
+            match kernel {
+                Ok(kernel) => {
+                    loaded.insert(id, kernel);
+                }
+                Err(error) => outcome = Err(error),
             }
         }
-        self.load(KernelId::Gemm(dtype, policy, Load::Vector))?;
-        self.load(KernelId::Gemm(dtype, policy, Load::Scalar))?;
-        if policy == Policy::ReduceScatter {
-            self.load(KernelId::Sum(dtype))?;
-        }
-        Ok(())
+        outcome
     }
 
     /// # Safety
