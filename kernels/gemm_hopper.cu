@@ -10,7 +10,7 @@
 //
 // Compiled once per variant (variants.toml). Defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N, maybe TRACE.
 
-#include "hopper.cuh"
+#include "pieces.cuh"
 #include "signals.cuh"
 #include "trace.cuh"
 #include "wgmma.cuh"
@@ -214,27 +214,30 @@ DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u3
   return true;
 }
 
-// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128 or of 64 bytes.
-DEVICE u32 piece_place(u32 row, u32 chunk) {
-  return row * C::kPieceN * 2 + ((chunk ^ (C::kPieceN == 64 ? row & 7 : (row >> 1) & 3)) << 4);
+// The first column of the tile that a warpgroup multiplies.
+DEVICE u32 first_column_of(u32 entry, u32 group) {
+  return (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
 }
 
-// Rounds the tile and hands it to the storer, piece by piece.
+// Adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
+// neither bias nor activation.
 template <int kBlocks>
-DEVICE void hand_over(Sums& sums, bool kept, u32 shared, Ring<C::kBuffers>& ring, u32 group, u32 warp, u32 lane) {
+DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u32 shared, Ring<C::kBuffers>& ring,
+                      u32 group, u32 warp, u32 lane) {
 #pragma unroll
   for (int piece = 0; piece < kBlocks * C::kPiecesN; ++piece) {
     const u32 buffer = group * C::kBuffers + ring.place;
     barrier_wait(shared + Layout::kFree + 8 * buffer, ring.lap ^ 1);
     if (kept) {
-      const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, row = 16 * warp + (lane & 15);
-#pragma unroll
-      for (int j = 0; j < C::kPieceN / 16; ++j) {
-        const float* d = &sums[piece / C::kPiecesN][(piece % C::kPiecesN * C::kPieceN + 16 * j) / 2];
-        const u32 r[4] = {ELEMENT::round_pair(d[0], d[1]), ELEMENT::round_pair(d[2], d[3]),
-                          ELEMENT::round_pair(d[4], d[5]), ELEMENT::round_pair(d[6], d[7])};
-        store_matrices(to + piece_place(row, 2 * j + (lane >> 4)), r);
+      const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, column = piece % C::kPiecesN * C::kPieceN;
+      float* d = &sums[piece / C::kPiecesN][column / 2];
+      if (p.gemm.bias != 0) {
+        const u32 first_column = first_column_of(entry_of(p, tile), group);
+        add_bias<ELEMENT, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
       }
+      activate<C::kPieceN / 8>(d, p.gemm.activation);
+      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<ELEMENT, C::kPieceN>(d, to, warp, lane);
+      else lay_out<ELEMENT, C::kPieceN>(d, to, warp, lane);
     }
     if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
     fence_shared_to_copies();
@@ -257,7 +260,7 @@ DEVICE void compute(const HopperParams& p, const Unit& unit, u32 shared, Ring<C:
   multiply<kBlocks>(sums, unit, shared, stages, group, thread % 32);
   if (thread == 0) trace(p, index, kTraceMultiplied + group);
   const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
-  hand_over<kBlocks>(sums, kept, shared, pieces, group, thread / 32, thread % 32);
+  hand_over<kBlocks>(p, unit.tile, sums, kept, shared, pieces, group, thread / 32, thread % 32);
   if (thread == 0) trace(p, index, kTraceHandedOver + group);
 }
 
@@ -282,40 +285,20 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   }
 }
 
-// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, odd addresses.
-DEVICE void store_rows(const GemmParams& p, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
-  const u32 columns = min((u32)C::kPieceN, p.n - column);
-  const u32 kChunks = C::kPieceN / 8, chunk = lane % kChunks;
-  const bool aligned = ((p.c | 2 * p.ldc) & 15) == 0 && 8 * chunk + 8 <= columns;
-#pragma unroll 1
-  for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
-    u32 v[4];
-    load_shared_16(v, from + piece_place(r, chunk));
-    u16* to = (u16*)p.c + (row + r) * p.ldc + column + 8 * chunk;
-    if (aligned) {
-      store_global_16(to, v);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (8 * chunk + j < columns) store_global_2(to + j, (u16)(v[j / 2] >> (16 * (j & 1))));
-      }
-    }
-  }
-}
-
 // Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations.
 template <bool kScatters>
 DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
   const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
+  const bool in_pairs = !kScatters && p.gemm.activation == Activation::swiglu;  // then C has half the columns
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const u32 entry = entry_of(p, unit_at(p, index).tile);
     const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
     const bool half = is_half(tile.rows);
     const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
     const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
-    const u32 first_column = (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
+    const u32 first_column = first_column_of(entry, group);
     if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
     if (kScatters) dead = dead || !open_gate(p.gemm, tile, entry, lane);
     if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
@@ -332,14 +315,16 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
       const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
       if (kept && !dead && row < tile.rows && column < p.gemm.n) {
         if (!kScatters && (p.by_rows || row + 64 > tile.rows)) {
-          store_rows(p.gemm, from, tile.row + row, min(64u, tile.rows - row), column, lane);
+          const u32 rows = min(64u, tile.rows - row);
+          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, from, tile.row + row, rows, column / 2, lane);
+          else store_rows<C::kPieceN>(p.gemm, from, tile.row + row, rows, column, lane);
           __syncwarp();
         } else if (lane == 0) {
           if (kScatters) {  // rows behind the tile's end are the slot's own, or clipped
             const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
             for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, tile.destination_row + row);
           } else {
-            store_box(&p.c, from, column, tile.row + row);
+            store_box(&p.c, from, in_pairs ? column / 2 : column, tile.row + row);
           }
         }
       }

@@ -10,7 +10,7 @@
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, POLICY, LOAD, ENTRY, TILE_M, TILE_N, TILE_K,
 // WARPS_M, WARPS_N, STAGES, MIN_BLOCKS; in traced ones (trace.cuh) also TRACE.
 
-#include "element.cuh"
+#include "epilogue.cuh"
 #include "signals.cuh"
 #include "trace.cuh"
 
@@ -193,9 +193,24 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     if (threadIdx.x == 0) trace(p, index, kTraceMultiplied);
 #pragma unroll
     for (int i = 0; i < C::kFragmentsM; ++i) {
+      const int row = warp_m * C::kWarpM + 16 * i + lane / 4;
+      if (POLICY != rs) {  // who sums the slots adds the bias, once
+        const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
+        if (p.bias != 0) add_bias<ELEMENT, C::kFragmentsN>(sums[i][0], p, column);
+        activate<C::kFragmentsN>(sums[i][0], p.activation);
+        if (p.activation == Activation::swiglu) {
+#pragma unroll
+          for (int j = 0; j < C::kFragmentsN; ++j) {
+            const u32 place = stages + row * C::kOutPitch + (warp_n * C::kWarpN + 8 * j) + 2 * (lane % 4);
+            const u32 rows = ELEMENT::round_pair(sums[i][j][0], sums[i][j][2]);
+            store_shared_2(place, (u16)rows);
+            store_shared_2(place + 8 * C::kOutPitch, (u16)(rows >> 16));
+          }
+          continue;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < C::kFragmentsN; ++j) {
-        const int row = warp_m * C::kWarpM + 16 * i + lane / 4;
         const int column = warp_n * C::kWarpN + 8 * j + 2 * (lane % 4);
         const u32 place = stages + row * C::kOutPitch + column * 2;
         store_shared_4(place, ELEMENT::round_pair(sums[i][j][0], sums[i][j][1]));
@@ -217,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       if (threadIdx.x == 0 && count_tile(p, tile)) trace(p, index, kTraceSignal);
     } else {
       __syncthreads();
-      u16* c = (u16*)p.c + tile.row * p.ldc + first_column;
-      store_tile(stages, c, p.ldc, rows, columns);
+      u16* c = (u16*)p.c + tile.row * p.ldc + columns_of_c(p, first_column);
+      store_tile(stages, c, p.ldc, rows, columns_of_c(p, columns));
       __syncthreads();
       if (threadIdx.x == 0) trace(p, index, kTraceStored);
     }

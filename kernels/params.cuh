@@ -53,6 +53,14 @@ struct Fault {
   u32 wanted;
 };
 
+// What is applied to a sum and its bias before they are rounded.
+enum class Activation : u32 {
+  none,
+  gelu,    // x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2
+  silu,    // x / (1 + exp(-x))
+  swiglu,  // columns 2j and 2j + 1 become column j = silu(2j) * (2j + 1): C has n / 2 columns
+};
+
 struct GemmParams {
   u64 a, b, c;          // element*: A [rows, k], B [n, k], C [rows, n]; C is unused by ReduceScatter
   u64 lda, ldb, ldc;    // row pitches in elements; ldc is the slots' pitch in ReduceScatter
@@ -61,19 +69,20 @@ struct GemmParams {
   u64 gates;            // u32*: the signals that the row tiles' gates name
   u64 destinations;     // Destination*
   u64 counters;         // u32*: all 0 between launches
+  u64 bias;             // element* [n], added to every row; 0 for none, as in ReduceScatter
   u32 m, n, k;
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
   u32 epoch;            // ReduceScatter: what a signal is raised to
   u32 destination_count;  // ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`
-  u32 reserved;
+  Activation activation;  // none in ReduceScatter
   WaitBound wait;
 };
 
 // What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
 struct HopperParams {
   TensorMap a, b;       // boxes of 64 columns; of a_box_rows rows of A, TILE_N rows of B
-  TensorMap c;          // boxes of PIECE_N columns, 64 rows; unused by ReduceScatter
+  TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; unused by ReduceScatter
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
   u64 partials;         // float*: the parts of split tiles
@@ -82,16 +91,18 @@ struct HopperParams {
   u32 parts;            // of each of them; at least 1, at most the blocks of K
   u32 a_box_rows;       // at most min(TILE_M, 128): fewer if A has fewer
   u16 by_rows;          // C cannot be written in boxes
-  u16 is_row;           // there is one row tile, and the order is that of its columns: neither need be looked up
+  u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
+                        //   neither order nor row tile need be looked up
 };
 
-// The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col].
+// The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].
 struct SumParams {
   u64 slots;            // element* [world_size][slot rows][ld_slot]
   u64 source_pitch;     // elements between two sources' slots
   u64 ld_slot;
   u64 out;              // element* [rows, n]
   u64 ld_out;
+  u64 bias;             // element* [n]; 0 for none
   u64 signals;          // u32*: the signal of (source, row) is at
   u32 source_stride;    //   source * source_stride + row / signal_rows
   u32 signal_rows;
@@ -99,12 +110,6 @@ struct SumParams {
   u32 world_size;
   u32 epoch;
   WaitBound wait;
-};
-
-// An activation, element by element, in place.
-struct GeluParams {
-  u64 values;           // element*
-  u64 len;              // elements
 };
 
 // Where the time goes.

@@ -42,6 +42,22 @@ DEVICE u32 load_shared_4(u32 address) {
 }
 DEVICE void store_shared_4(u32 address, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 
+DEVICE void store_shared_2(u32 address, u16 v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+}
+
+// 2^x and 1 / x, to about 2 units in the last place.
+DEVICE float power_of_2(float x) {
+  float v;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
+DEVICE float reciprocal(float x) {
+  float v;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
+
 // Plain global accesses: never through the non-coherent path, since peers write what is read here while a kernel runs.
 DEVICE void store_global_16(void* to, const u32 (&v)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
@@ -67,6 +83,15 @@ DEVICE u16 load_global_2(const void* from) {
   return v;
 }
 DEVICE void store_global_8(u64 to, u64 v) { asm volatile("st.global.b64 [%0], %1;" ::"l"(to), "l"(v) : "memory"); }
+// 0 if there is nothing to load; without a branch.
+DEVICE u16 load_global_2_or_0(const void* from, bool valid) {
+  u16 v;
+  asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %2, 0;\n mov.b16 %0, 0;\n @valid ld.global.b16 %0, [%1]; }"
+               : "=&h"(v)
+               : "l"(from), "r"((u32)valid)
+               : "memory");
+  return v;
+}
 DEVICE void store_global_2(void* to, u16 v) { asm volatile("st.global.b16 [%0], %1;" ::"l"(to), "h"(v) : "memory"); }
 
 // Signals: acquire and release at system scope, because peers are other GPUs, copy engines or the host.

@@ -1,5 +1,5 @@
-// The second half of a ReduceScatter: the owner sums its slots, in rank order, in fp32, and rounds once. The order does
-// not depend on what arrives first, so neither do the bits.
+// The second half of a ReduceScatter: the owner sums its slots, in rank order, in fp32, adds the bias, and rounds once.
+// The order does not depend on what arrives first, so neither do the bits.
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N.
 
@@ -53,6 +53,13 @@ extern "C" __global__ void __launch_bounds__(kThreads) ENTRY(const __grid_consta
     const u32 column = column_tile * TILE_N + 8 * (threadIdx.x % kChunks);
     if (column >= p.n) continue;
     const u32 columns = min(8u, p.n - column);
+    float bias[8] = {};
+    if (p.bias != 0) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        bias[j] = ELEMENT::widen(load_global_2_or_0((const u16*)p.bias + column + j, j < columns));
+      }
+    }
     const u32 last_row = min((row_tile + 1) * TILE_M, p.rows);
     for (u32 row = row_tile * TILE_M + threadIdx.x / kChunks; row < last_row; row += kThreads / kChunks) {
       const u16* slot = (const u16*)p.slots + row * p.ld_slot + column;
@@ -69,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) ENTRY(const __grid_consta
       }
       u32 v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = ELEMENT::round_pair(sums[2 * j], sums[2 * j + 1]);
+      for (int j = 0; j < 4; ++j) {
+        v[j] = ELEMENT::round_pair(sums[2 * j] + bias[2 * j], sums[2 * j + 1] + bias[2 * j + 1]);
+      }
       store_chunk((u16*)p.out + row * p.ld_out + column, v, out_aligned, columns);
     }
   }

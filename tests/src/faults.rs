@@ -3,7 +3,7 @@
 use crate::data::{Fill, matrix};
 use crate::run;
 use flux::{
-    AgGemm, BackendChoice, DType, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
+    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
     PathPreference, SignalLoss,
 };
 use half::bf16;
@@ -20,15 +20,22 @@ fn group(backend: BackendChoice, signal_loss: Option<SignalLoss>) -> Group {
     Group::local_with(4, config).unwrap()
 }
 
-/// Loses the signals from rank 3 to rank 1, in all operations, in every way, pushed and pulled. In a GEMM+AllReduce in two
+/// Loses the signals from rank 3 to rank 1, in all operations, in every way, pushed and pulled, delivered directly and relayed.
+/// In a GEMM+AllReduce in two
 /// steps, other ranks wait for rank 1 meanwhile: the fault is rank 1's nevertheless.
 pub fn check_lost_signals(backend: BackendChoice) {
     let (m, n, k) = (300, 130, 40);
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
-    for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+    let ways = [
+        (PathPreference::Fused, Delivery::Direct),
+        (PathPreference::Fused, Delivery::Relayed),
+        (PathPreference::Unfused, Delivery::Auto),
+        (PathPreference::Chunked, Delivery::Auto),
+    ];
+    for (path, delivery) in ways {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.direction) = (path, direction);
+            (spec.path, spec.direction, spec.delivery) = (path, direction, delivery);
             let run_op = |group: &Group, op_name: &str, one_shot_rows: usize| {
                 let mut spec = spec.clone();
                 spec.one_shot_rows = Some(one_shot_rows);
@@ -44,7 +51,8 @@ pub fn check_lost_signals(backend: BackendChoice) {
                 let begin = Instant::now();
                 let result = run_op(&broken, op_name, one_shot_rows);
                 let took = begin.elapsed();
-                let what = format!("{op_name} {path:?} {direction}, one-shot up to {one_shot_rows} rows");
+                let what =
+                    format!("{op_name} {path:?} {delivery} {direction}, one-shot up to {one_shot_rows} rows");
                 let Err(Error::WaitExpired { op, rank, peer, tile, seen, wanted, .. }) = result.map(|_| ())
                 else {
                     panic!("{what}: no expired wait was reported");

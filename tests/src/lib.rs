@@ -1,6 +1,7 @@
 //! What the tests of whole operations share: data, references, and running one call of all ranks.
 
 pub mod data;
+pub mod epilogues;
 pub mod faults;
 pub mod pitched;
 pub mod run;

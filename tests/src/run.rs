@@ -1,13 +1,57 @@
 //! One call of all ranks, with everything that is written to poisoned first.
 
-use flux::{Address, AgGemm, Element, Error, GemmAr, GemmRs, Group, PathChoice, Stream, Whole};
+use flux::{Address, AgGemm, Element, Error, GemmAr, GemmRs, Group, Operation, PathChoice, Stream, Whole};
 
-/// The result `[m, n]` of all ranks, and which way it came.
+/// The result of all ranks, and which way it came.
 pub struct Outcome<E> {
-    /// The result.
+    /// The result: `[m, n]`, or `[m, n / 2]` with SwiGLU.
     pub c: Vec<E>,
     /// The way.
     pub choice: PathChoice,
+}
+
+/// An operation's own memory that its peers, or itself, write to.
+pub trait Buffers: Operation {
+    /// `rank`'s, each with its size in bytes.
+    fn buffers(&self, rank: usize) -> Vec<(Address, usize)>;
+}
+
+impl Buffers for AgGemm {
+    fn buffers(&self, rank: usize) -> Vec<(Address, usize)> {
+        vec![(self.gathered(rank), self.gathered_bytes())]
+    }
+}
+
+impl Buffers for GemmRs {
+    fn buffers(&self, rank: usize) -> Vec<(Address, usize)> {
+        vec![(self.slots(rank), self.slots_bytes()), self.relayed_tiles(rank)]
+    }
+}
+
+impl Buffers for GemmAr {
+    fn buffers(&self, rank: usize) -> Vec<(Address, usize)> {
+        GemmAr::buffers(self, rank).to_vec()
+    }
+}
+
+/// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, cut up as `op` wants them, and adds `bias` `[n]` if there is
+/// one.
+pub fn any<E: Element, Op: Buffers>(
+    group: &Group,
+    op: &Op,
+    m: usize,
+    (a, b, bias): (&[E], &[E], Option<&[E]>),
+) -> Result<Outcome<E>, Error> {
+    let mut whole = Whole::place(group, op, a, b, m)?;
+    if let Some(bias) = bias {
+        whole = whole.with_bias(bias)?;
+    }
+    for (rank, stream) in whole.streams().enumerate() {
+        for (address, bytes) in op.buffers(rank) {
+            poison::<E>(stream, address, bytes)?;
+        }
+    }
+    Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
 }
 
 /// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, rows of both sharded.
@@ -18,11 +62,7 @@ pub fn ag_gemm<E: Element>(
     a: &[E],
     b: &[E],
 ) -> Result<Outcome<E>, Error> {
-    let whole = Whole::place(group, op, a, b, m)?;
-    for (rank, stream) in whole.streams().enumerate() {
-        poison::<E>(stream, op.gathered(rank), op.gathered_bytes())?;
-    }
-    Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
+    any(group, op, m, (a, b, None))
 }
 
 /// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, columns of both sharded.
@@ -33,11 +73,7 @@ pub fn gemm_rs<E: Element>(
     a: &[E],
     b: &[E],
 ) -> Result<Outcome<E>, Error> {
-    let whole = Whole::place(group, op, a, b, m)?;
-    for (rank, stream) in whole.streams().enumerate() {
-        poison::<E>(stream, op.slots(rank), op.slots_bytes())?;
-    }
-    Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
+    any(group, op, m, (a, b, None))
 }
 
 /// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, columns of both sharded, the result on every rank.
@@ -48,16 +84,13 @@ pub fn gemm_ar<E: Element>(
     a: &[E],
     b: &[E],
 ) -> Result<Outcome<E>, Error> {
-    let whole = Whole::place(group, op, a, b, m)?;
-    for (rank, stream) in whole.streams().enumerate() {
-        for (address, bytes) in op.buffers(rank) {
-            poison::<E>(stream, address, bytes)?;
-        }
-    }
-    Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
+    any(group, op, m, (a, b, None))
 }
 
 fn poison<E: Element>(stream: &Stream, address: Address, bytes: usize) -> Result<(), Error> {
+    if bytes == 0 {
+        return Ok(());
+    }
     let nans = vec![E::round(f32::NAN); bytes / size_of::<E>()];
     // SAFETY: the operation's own buffer, of that size; nothing is in flight.
     Ok(unsafe { stream.upload(address, bytemuck::cast_slice(&nans)) }?)

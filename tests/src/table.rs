@@ -2,7 +2,9 @@
 
 use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
-use flux::{AgGemm, DType, Direction, Element, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference};
+use flux::{
+    AgGemm, DType, Delivery, Direction, Element, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference,
+};
 use half::{bf16, f16};
 
 /// A whole multiplication and a number of ranks.
@@ -36,23 +38,24 @@ pub const CASES: [Case; 7] = [
 /// Nothing to do, and less than one element for each rank.
 pub const EDGES: [Case; 4] = [case(0, 16, 16, 3), case(5, 2, 16, 4), case(9, 16, 2, 4), case(3, 1, 1, 1)];
 
-const WAYS: [(PathPreference, Path); 3] = [
-    (PathPreference::Fused, Path::Fused),
-    (PathPreference::Unfused, Path::Unfused),
-    (PathPreference::Chunked, Path::Chunked),
+pub(crate) const WAYS: [(PathPreference, Delivery, Path); 4] = [
+    (PathPreference::Fused, Delivery::Direct, Path::Fused),
+    (PathPreference::Fused, Delivery::Relayed, Path::Fused),
+    (PathPreference::Unfused, Delivery::Auto, Path::Unfused),
+    (PathPreference::Chunked, Delivery::Auto, Path::Chunked),
 ];
 
 const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
 
-fn bound(dtype: DType) -> f64 {
+pub(crate) fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 4e-3,
         DType::F16 => 6e-4,
     }
 }
 
-/// Checks `case` with all operations, both element types, normal data and integers, every way, push and pull, and all
-/// chunk sizes; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
+/// Checks `case` with all operations, both element types, normal data and integers, every way, fused with tiles delivered
+/// directly and relayed, push and pull, and all chunk sizes; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
@@ -64,11 +67,12 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
     for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
         let (a, b) = (matrix::<E>(m * k, fill, seed), matrix::<E>(n * k, fill, seed + 10));
         let reference = product(&a, &b, m, n, k);
-        for (path, expected_path) in WAYS {
+        for (path, delivery, expected_path) in WAYS {
             for direction in [Direction::Push, Direction::Pull] {
                 for chunk_rows in CHUNK_ROWS {
                     let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                     (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+                    spec.delivery = delivery;
                     let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                     let scattered = GemmRs::new(&group, spec.clone()).unwrap();
                     let [one_shot, in_two_steps] = [m, 0].map(|rows| {
@@ -85,7 +89,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                     let mut sums: Option<Vec<E>> = None;
                     for (op, outcome) in outcomes {
                         let what = format!(
-                            "{op} {case:?} {} {fill:?} {path:?} {direction} chunks of {chunk_rows:?}",
+                            "{op} {case:?} {} {fill:?} {path:?} {delivery} {direction} chunks of {chunk_rows:?}",
                             E::DTYPE
                         );
                         let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -96,6 +100,12 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                             _ => expected_path,
                         };
                         assert_eq!(outcome.choice.path, expected_path, "{what}");
+                        let expected_delivery = match (op, path) {
+                            ("ag-gemm", _) | (_, PathPreference::Unfused | PathPreference::Chunked) => None,
+                            _ if one_shot => Some(Delivery::Direct),
+                            _ => Some(delivery),
+                        };
+                        assert_eq!(outcome.choice.delivery, expected_delivery, "{what}");
                         let error = relative_error(&outcome.c, &reference);
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
                         if op != "ag-gemm" {
@@ -116,8 +126,8 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
     }
 }
 
-/// Checks that all ways of GEMM+ReduceScatter, and of GEMM+AllReduce in both forms, give the same bits, on every rank,
-/// `runs` times over, and that so do those of AllGather+GEMM; one operation makes all its calls, with other numbers of rows
+/// Checks that all ways of GEMM+ReduceScatter, and of GEMM+AllReduce in both forms, give the same bits, on every rank, however
+/// their tiles are delivered, `runs` times over, and that so do those of AllGather+GEMM; one operation makes all its calls, with other numbers of rows
 /// in between, some of which GEMM+AllReduce reduces in the other form.
 pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
@@ -125,9 +135,9 @@ pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 5), matrix::<bf16>(n * k, Fill::Normal, 6));
     let bits = |c: Vec<bf16>| c.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     let mut first = (None, None);
-    for (path, _) in WAYS {
+    for (path, delivery, _) in WAYS {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        spec.path = path;
+        (spec.path, spec.delivery) = (path, delivery);
         let gathered = AgGemm::new(&group, spec.clone()).unwrap();
         let scattered = GemmRs::new(&group, spec.clone()).unwrap();
         let reduced = [m, m / 2, 0].map(|rows| {
@@ -139,13 +149,14 @@ pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
             let c = bits(run::ag_gemm(&group, &gathered, m, &a, &b).unwrap().c);
             assert!(*first.0.get_or_insert_with(|| c.clone()) == c, "ag-gemm {path:?} run {run} differs");
             let c = bits(run::gemm_rs(&group, &scattered, m, &a, &b).unwrap().c);
-            assert!(*first.1.get_or_insert_with(|| c.clone()) == c, "gemm-rs {path:?} run {run} differs");
+            let same = *first.1.get_or_insert_with(|| c.clone()) == c;
+            assert!(same, "gemm-rs {path:?} {delivery} run {run} differs");
             let fewer = m * (run % 3) / 3;
             for op in &reduced {
                 let (rows, c) = (op.one_shot_rows(), bits(run::gemm_ar(&group, op, m, &a, &b).unwrap().c));
                 assert!(
                     first.1.as_ref() == Some(&c),
-                    "gemm-ar {path:?} {rows} run {run} differs from gemm-rs"
+                    "gemm-ar {path:?} {delivery} {rows} run {run} differs from gemm-rs"
                 );
                 run::gemm_ar(&group, op, fewer, &a[..fewer * k], &b).unwrap();
             }

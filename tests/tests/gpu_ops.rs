@@ -1,14 +1,14 @@
 //! Whole operations on GPUs: the table for every number of ranks, with the peers' buffers in device memory and in pinned
 //! host memory, and cudarc's tensors.
 
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    AgGemm, Backend, BackendChoice, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec, PathPreference,
-    Placement,
+    Activation, AgGemm, Backend, BackendChoice, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
+    PathPreference, Placement,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
-use flux_tests::pitched;
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
+use flux_tests::{epilogues, pitched};
 use half::{bf16, f16};
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -53,7 +53,38 @@ fn bits_do_not_depend_on_the_way_or_the_time() {
 fn gaps_between_rows_stay_as_they_are() {
     for placement in [Placement::Device, Placement::PinnedHost] {
         for world_size in [1, 3, 8] {
-            pitched::check_gemm_ar(&group_in(placement)(world_size));
+            let group = group_in(placement)(world_size);
+            pitched::check_gemm_ar(&group);
+            pitched::check_ag_gemm(&group);
+        }
+    }
+}
+
+#[test]
+fn epilogues_are_right() {
+    for placement in [Placement::Device, Placement::PinnedHost] {
+        epilogues::CASES.into_iter().for_each(|case| epilogues::check(case, &group_in(placement)));
+    }
+    for world_size in 1..=8 {
+        epilogues::check(Case { m: 70, n: 38, k: 24, world_size }, &group_in(Placement::Device));
+        epilogues::check_that_a_bias_is_added_once(world_size, &group_in(Placement::Device));
+    }
+}
+
+/// Shapes for which the launcher chooses tiles of different sizes, whole, halved, and split along K.
+#[test]
+fn epilogues_are_right_in_tiles_of_all_sizes() {
+    for (m, n, k) in [
+        (40, 1000, 1024),
+        (64, 4096, 64),
+        (128, 2304, 512),
+        (500, 1544, 200),
+        (1024, 3700, 128),
+        (2100, 2304, 72),
+        (4097, 3080, 64),
+    ] {
+        for world_size in [1, 2] {
+            epilogues::check(Case { m, n, k, world_size }, &group_in(Placement::Device));
         }
     }
 }
@@ -66,6 +97,7 @@ fn small_cases_for_a_memory_checker() {
             [Case { m: 9, n: 24, k: 16, world_size: 2 }, Case { m: 130, n: 131, k: 21, world_size: 3 }]
         {
             check(case, &group_in(placement));
+            epilogues::check(case, &group_in(placement));
         }
     }
 }
@@ -76,7 +108,8 @@ fn cudarc_tensors_go_in_and_out() {
     let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap());
     let (m, n, k) = (300, 264, 128);
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 3), matrix::<bf16>(n * k, Fill::Normal, 4));
-    let reference = product(&a, &b, m, n, k);
+    let bias = matrix::<bf16>(n, Fill::Normal, 5);
+    let reference = epilogues::finish(&product(&a, &b, m, n, k), n, Some(&bias), Activation::None);
     let mut spec = OpSpec::new(n, k, m, DType::Bf16);
     spec.path = PathPreference::Fused;
     let gather = AgGemm::new(&group, spec.clone()).unwrap();
@@ -97,25 +130,30 @@ fn cudarc_tensors_go_in_and_out() {
         let a_rows = stream.clone_htod(&a[rows.start * k..rows.end * k]).unwrap();
         let b_rows = stream.clone_htod(&b[own.start * k..own.end * k]).unwrap();
         let mut c: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
-        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, &mut c, &stream).unwrap();
+        let own_bias = stream.clone_htod(&bias[own.clone()]).unwrap();
+        let bias = stream.clone_htod(&bias).unwrap();
+        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, Some(&own_bias), &mut c, &stream).unwrap();
         let depth = scatter.depth(rank);
         let a_columns = stream.clone_htod(&columns(&a, depth.clone())).unwrap();
         let b_columns = stream.clone_htod(&columns(&b, depth)).unwrap();
         let mut d: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
-        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, &mut d, &stream).unwrap();
+        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut d, &stream).unwrap();
         let reduced = [&reduce[0], &reduce[1]].map(|op| {
             let mut e: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
-            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, &mut e, &stream).unwrap();
+            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut e, &stream).unwrap();
             e
         });
 
         let wrong = stream.clone_htod(&vec![f16::ZERO; m * k]).unwrap();
         let mut wrong_c = wrong.clone();
-        let error = gather.enqueue_cudarc(rank, m, &wrong, &wrong, &mut wrong_c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &wrong, &wrong, None, &mut wrong_c, &stream).unwrap_err();
         assert!(matches!(error, Error::WrongDType { .. }), "{error}");
         let short = stream.clone_htod(&[bf16::ZERO; 8]).unwrap();
-        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, &mut c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, None, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadMatrix { name: "A", .. }), "{error}");
+        let few = Some(&short as &dyn DevicePtr<bf16>);
+        let error = gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, few, &mut c, &stream).unwrap_err();
+        assert!(matches!(error, Error::BadBias { .. }), "{error}");
         results.push((stream, c, d, reduced));
     }
     let mut scattered = Vec::new();
@@ -137,7 +175,7 @@ fn ranks_that_share_a_gpu_are_not_called_one_by_one() {
     let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap() + 1);
     let op = AgGemm::new(&group, OpSpec::new(8, 8, 8, DType::Bf16)).unwrap();
     let matrix = flux::Matrix::contiguous(flux::Address::NULL, 8);
-    let call = flux::AgGemmCall { m: 0, a: flux::Address::NULL, b: matrix, c: matrix };
+    let call = flux::AgGemmCall { m: 0, a: flux::Address::NULL, b: matrix, bias: None, c: matrix };
     // SAFETY: refused before anything is enqueued.
     let refused = unsafe { op.enqueue(0, &call, &group.stream(0).unwrap()) };
     assert!(matches!(refused, Err(Error::SharedDevice { rank: 0, .. })));

@@ -1,4 +1,5 @@
-//! The portable kernel beside cuBLASLt, in one process, interleaved, with equal rests, on normal data.
+//! The plain GEMM beside cuBLASLt, and fused ways beside unfused ones, in one process, interleaved, with equal rests, on
+//! normal data.
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
@@ -16,8 +17,8 @@ const ROUNDS: usize = 15;
 /// Calls between two events: the first of them pays for the launch.
 const CALLS: usize = 4;
 
-/// What the portable kernel is to reach of cuBLASLt's speed at 4096³.
-const GOAL: f64 = 0.40;
+/// What the plain GEMM is to reach of cuBLASLt's speed at 4096³ on a Hopper GPU, and elsewhere, with the portable kernel.
+const GOALS: (f64, f64) = (0.95, 0.40);
 
 fn median(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
@@ -52,7 +53,7 @@ fn plain_gemm_beside_cublas() {
         let (mut flux_ms, mut cublas_ms) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS + 2 {
             let flux = time(&mut || {
-                op.enqueue_cudarc(0, m, &a, &b, &mut ours, &stream).unwrap();
+                op.enqueue_cudarc(0, m, &a, &b, None, &mut ours, &stream).unwrap();
             });
             // Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
             let peer = time(&mut || {
@@ -100,7 +101,9 @@ fn plain_gemm_beside_cublas() {
             at_4096 = ratio;
         }
     }
-    assert!(at_4096 >= GOAL, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {GOAL}");
+    let is_hopper = gpu.context().compute_capability().unwrap() == (9, 0);
+    let goal = if is_hopper { GOALS.0 } else { GOALS.1 };
+    assert!(at_4096 >= goal, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {goal}");
 }
 
 /// Fused beside unfused, on all GPUs there are, interleaved. The host's clock: a call takes milliseconds.

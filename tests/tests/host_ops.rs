@@ -1,8 +1,8 @@
 //! Whole operations on the host backend: the full table, the edges, bits, and calls in a row.
 
 use flux::{
-    AgGemm, BackendChoice, Buffer, DType, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    Operation, Path, PathPreference, Placement, Whole,
+    AgGemm, BackendChoice, Buffer, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig,
+    OpSpec, Operation, Path, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::run;
@@ -85,6 +85,7 @@ fn ranks_on_their_own_threads_agree() {
                         m,
                         a: a.address(),
                         b: flux::Matrix::contiguous(b.address(), k),
+                        bias: None,
                         c: flux::Matrix::contiguous(c.address(), columns.len()),
                     };
                     // SAFETY: all buffers outlive the downloads below.
@@ -104,6 +105,39 @@ fn ranks_on_their_own_threads_agree() {
     group.check().unwrap();
 }
 
+/// Memory to relay tiles from is there only if some call may relay them, and the choice says which way they went.
+#[test]
+fn tiles_are_relayed_only_where_asked_on_the_host() {
+    let group = group(2);
+    let (m, n, k) = (600, 20, 16);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    for (delivery, path, used, bytes, why) in [
+        (Delivery::Auto, PathPreference::Auto, Some(Delivery::Direct), 0, "directly: on the host"),
+        (Delivery::Direct, PathPreference::Auto, Some(Delivery::Direct), 0, "directly, as asked"),
+        (
+            Delivery::Relayed,
+            PathPreference::Fused,
+            Some(Delivery::Relayed),
+            600 * 24 * 2,
+            "relayed, as asked",
+        ),
+        (Delivery::Relayed, PathPreference::Auto, Some(Delivery::Relayed), 600 * 24 * 2, "relayed, as asked"),
+        (Delivery::Relayed, PathPreference::Unfused, None, 0, "as asked"),
+    ] {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.delivery, spec.path, spec.one_shot_rows) = (delivery, path, Some(0));
+        let scatter = GemmRs::new(&group, spec.clone()).unwrap();
+        let reduce = GemmAr::new(&group, spec).unwrap();
+        assert_eq!((scatter.relayed_tiles(1).1, reduce.buffers(1)[3].1), (bytes, bytes));
+        for choice in [
+            run::gemm_rs(&group, &scatter, m, &a, &b).unwrap().choice,
+            run::gemm_ar(&group, &reduce, m, &a, &b).unwrap().choice,
+        ] {
+            assert!(choice.delivery == used && choice.why.contains(why), "{choice:?}");
+        }
+    }
+}
+
 #[test]
 fn what_a_caller_can_get_wrong_is_an_error() {
     assert!(matches!(Group::local(0), Err(Error::Swizzle(_))));
@@ -116,7 +150,7 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let stream = group.stream(0).unwrap();
     let buffer = Buffer::allocate(group.device(0).unwrap(), 1024, Placement::Device).unwrap();
     let matrix = flux::Matrix::contiguous(buffer.address(), 8);
-    let call = flux::AgGemmCall { m: 4, a: buffer.address(), b: matrix, c: matrix };
+    let call = flux::AgGemmCall { m: 4, a: buffer.address(), b: matrix, bias: None, c: matrix };
     // SAFETY: every call is refused before anything is enqueued, but for one, which the buffer outlives.
     let enqueue = |rank, call: flux::AgGemmCall| unsafe { op.enqueue(rank, &call, &stream) };
     assert!(matches!(enqueue(2, call), Err(Error::NoSuchRank { rank: 2, world_size: 2 })));
@@ -211,14 +245,23 @@ fn calls_may_come_on_other_streams() {
     }
 }
 
-/// Every way, calls with many numbers of rows all in flight at once: no call touches what another one still reads.
+/// Every way, calls with many numbers of rows all in flight at once: no call touches what another one still reads. `Auto`
+/// takes turns between relayed and unfused calls. The larger shards are several chunks.
 #[test]
 fn calls_in_flight_keep_apart_in_every_way() {
     let group = group(3);
-    for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+    for (path, delivery, max_m) in [
+        (PathPreference::Fused, Delivery::Direct, 200),
+        (PathPreference::Fused, Delivery::Relayed, 200),
+        (PathPreference::Fused, Delivery::Relayed, 2000),
+        (PathPreference::Auto, Delivery::Relayed, 2000),
+        (PathPreference::Unfused, Delivery::Auto, 200),
+        (PathPreference::Chunked, Delivery::Auto, 200),
+    ] {
         for direction in [Direction::Push, Direction::Pull] {
-            let mut spec = OpSpec::new(70, 30, 200, DType::Bf16);
+            let mut spec = OpSpec::new(70, 30, max_m, DType::Bf16);
             (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(70));
+            (spec.delivery, spec.chunk_rows) = (delivery, Some(100));
             check_in_flight(&group, &AgGemm::new(&group, spec.clone()).unwrap());
             check_in_flight(&group, &GemmRs::new(&group, spec.clone()).unwrap());
             check_in_flight(&group, &GemmAr::new(&group, spec).unwrap());
@@ -227,9 +270,9 @@ fn calls_in_flight_keep_apart_in_every_way() {
 }
 
 fn check_in_flight<Op: Operation>(group: &Group, op: &Op) {
-    let OpSpec { n, k, max_m, path, direction, .. } = *op.spec();
+    let OpSpec { n, k, max_m, path, delivery, direction, .. } = *op.spec();
     let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
-    let rows = [200, 7, 150, 100, 0, 1, 64, 199, 3, 120, 99, 200, 200, 1];
+    let rows = [200, 7, 150, 100, 0, 1, 64, 199, 3, 120, 99, 200, 200, 1].map(|m| m * max_m / 200);
     let calls = rows.map(|m| Whole::place(group, op, &a[..m * k], &b, m).unwrap());
     for call in &calls {
         call.enqueue().unwrap();
@@ -239,7 +282,7 @@ fn check_in_flight<Op: Operation>(group: &Group, op: &Op) {
         let reference = product(&a[..m * k], &b, m, n, k);
         let c = call.result().unwrap();
         let right = c.iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r);
-        assert!(right, "{name}, {path:?}, {direction}, m = {m}");
+        assert!(right, "{name}, {path:?}, {delivery}, {direction}, m = {m} of {max_m}");
     }
 }
 
@@ -308,8 +351,9 @@ fn dropping_waits_for_what_is_in_flight() {
     for round in 0..30 {
         let group = group(4);
         let gather = AgGemm::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
-        let scatter = GemmRs::new(&group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.path, spec.delivery) = (PathPreference::Fused, Delivery::Relayed);
+        let scatter = GemmRs::new(&group, spec.clone()).unwrap();
         spec.one_shot_rows = Some(if round % 3 == 0 { m } else { 0 });
         let reduce = GemmAr::new(&group, spec).unwrap();
         let calls = (
@@ -335,6 +379,7 @@ fn operations_in_flight_at_once_make_progress() {
     let mut spec = OpSpec::new(n, k, m, DType::Bf16);
     spec.path = PathPreference::Fused;
     let first = GemmRs::new(&group, spec.clone()).unwrap();
+    spec.delivery = Delivery::Relayed;
     let second = GemmRs::new(&group, spec).unwrap();
     let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
     let calls = [&first, &second].map(|op| Whole::place(&group, op, &a, &b, m).unwrap());

@@ -3,7 +3,9 @@
 use crate::bench::BenchArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flux::{BackendChoice, Device, Direction, Group, GroupConfig, PathPreference, Placement};
+use flux::{
+    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
+};
 use std::path::PathBuf;
 
 /// Tensor-parallel communication hidden inside the GEMM, tile by tile.
@@ -16,7 +18,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Runs and verifies a transformer's MLP: AllGather+GEMM, GELU, GEMM+ReduceScatter, fused and unfused.
+    /// Runs and verifies a transformer's MLP: AllGather+GEMM+GELU, GEMM+ReduceScatter, fused and unfused.
     Demo(DemoArguments),
     /// Runs one operation on matrices from a file.
     Run(RunArguments),
@@ -108,9 +110,15 @@ pub(crate) struct RunArguments {
     /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16 or F16.
     #[arg(long, value_name = "IN.safetensors")]
     pub(crate) input: PathBuf,
-    /// Where `c` [M, N] goes.
+    /// Where `c` [M, N] goes; [M, N/2] with swiglu.
     #[arg(long, value_name = "OUT.safetensors")]
     pub(crate) output: PathBuf,
+    /// Adds this tensor of the input, with N elements, to every row of `c`.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "bias")]
+    pub(crate) bias: Option<String>,
+    /// ag-gemm: what is applied to the product and the bias. swiglu takes rows 2j and 2j + 1 of `b` as gate and up.
+    #[arg(long, value_enum, default_value_t = ActivationArgument::None)]
+    pub(crate) activation: ActivationArgument,
     /// Which way to go.
     #[arg(long, value_enum, default_value_t = PathArgument::Auto)]
     pub(crate) path: PathArgument,
@@ -123,6 +131,9 @@ pub(crate) struct RunArguments {
     /// Who moves data between ranks: the sender or the receiver.
     #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
     pub(crate) transfer: TransferArgument,
+    /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
+    #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
+    pub(crate) delivery: DeliveryArgument,
     /// How to report.
     #[arg(long, value_enum, default_value_t = ReportArgument::Text)]
     pub(crate) report: ReportArgument,
@@ -145,6 +156,26 @@ impl OpArgument {
             OpArgument::AgGemm => "ag-gemm",
             OpArgument::GemmRs => "gemm-rs",
             OpArgument::GemmAr => "gemm-ar",
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum ActivationArgument {
+    None,
+    Gelu,
+    Silu,
+    SwiGlu,
+}
+
+impl From<ActivationArgument> for Activation {
+    fn from(activation: ActivationArgument) -> Self {
+        match activation {
+            ActivationArgument::None => Activation::None,
+            ActivationArgument::Gelu => Activation::Gelu,
+            ActivationArgument::Silu => Activation::Silu,
+            ActivationArgument::SwiGlu => Activation::SwiGlu,
         }
     }
 }
@@ -179,6 +210,26 @@ impl From<TransferArgument> for Direction {
         match transfer {
             TransferArgument::Push => Direction::Push,
             TransferArgument::Pull => Direction::Pull,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DeliveryArgument {
+    /// Whichever is expected to be faster on this machine.
+    Auto,
+    /// Each tile straight to its owner.
+    Direct,
+    /// Tiles to the own rank's memory, and from there by copy engine.
+    Relayed,
+}
+
+impl From<DeliveryArgument> for Delivery {
+    fn from(delivery: DeliveryArgument) -> Self {
+        match delivery {
+            DeliveryArgument::Auto => Delivery::Auto,
+            DeliveryArgument::Direct => Delivery::Direct,
+            DeliveryArgument::Relayed => Delivery::Relayed,
         }
     }
 }

@@ -41,8 +41,8 @@ pub(crate) struct Deviation {
     pub(crate) largest: f64,
 }
 
-/// Compares the given `rows` of `c` `[.., n]` with A·Bᵀ, computed in fp32 by a plain loop: no code in common with what is
-/// checked.
+/// Compares the given `rows` of `c` `[.., n]` with the `activation` of A·Bᵀ, computed in fp32 by a plain loop: no code
+/// in common with what is checked.
 pub(crate) fn compare<E: Element>(
     c: &[E],
     a: &[E],
@@ -50,13 +50,14 @@ pub(crate) fn compare<E: Element>(
     rows: &[usize],
     n: usize,
     k: usize,
+    activation: impl Fn(f64) -> f64 + Sync,
 ) -> Deviation {
     let b = widen(b);
     let sums = rows.par_iter().map(|&row| {
         let (a, c) = (widen(&a[row * k..][..k]), widen(&c[row * n..][..n]));
         let (mut difference, mut norm, mut largest) = (0.0_f64, 0.0_f64, 0.0_f64);
         for (b, &c) in b.chunks_exact(k).zip(&c) {
-            let reference = f64::from(dot(&a, b));
+            let reference = activation(f64::from(dot(&a, b)));
             let off = f64::from(c) - reference;
             difference += off * off;
             norm += reference * reference;

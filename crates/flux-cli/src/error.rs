@@ -13,14 +13,21 @@ pub(crate) enum Error {
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path:?} is not a safetensors file: {reason}")]
     NotSafetensors { path: PathBuf, reason: String },
-    #[error("{path:?} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed")]
-    NoTensor { path: PathBuf, name: &'static str, found: String },
+    #[error(
+        "{path:?} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed, and \
+         what --bias names"
+    )]
+    NoTensor { path: PathBuf, name: String, found: String },
     #[error("tensor `{name}` is {dtype}; convert it to BF16 or F16")]
-    WrongDType { name: &'static str, dtype: String },
-    #[error("tensor `a` is {a} but `b` is {b}; convert one of them")]
-    DifferentDTypes { a: &'static str, b: &'static str },
+    WrongDType { name: String, dtype: String },
+    #[error("tensor `a` is {a} but `{name}` is {dtype}; convert one of them")]
+    DifferentDTypes { a: &'static str, name: String, dtype: &'static str },
     #[error("tensor `{name}` has the shape {shape:?}; a matrix with two dimensions is needed")]
-    NotAMatrix { name: &'static str, shape: Vec<usize> },
+    NotAMatrix { name: String, shape: Vec<usize> },
+    #[error(
+        "tensor `{name}` has the shape {shape:?}; as a bias, [{n}] is needed: an element for each row of `b`"
+    )]
+    NotABias { name: String, shape: Vec<usize>, n: usize },
     #[error("`a` {a:?} and `b` {b:?} differ in K, their second dimension; both must have the same")]
     DifferentDepths { a: [usize; 2], b: [usize; 2] },
     #[error(

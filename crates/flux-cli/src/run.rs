@@ -5,12 +5,15 @@ use crate::error::Error;
 use crate::files;
 use crate::output::print;
 use crate::tensors::{self, Operands};
-use flux::{AgGemm, DType, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape, Whole};
+use flux::{
+    Activation, AgGemm, DType, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape,
+    Whole,
+};
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
-    let operands = Operands::read(&arguments.input)?;
+    let operands = Operands::read(&arguments.input, arguments.bias.as_deref())?;
     files::check_writable(&arguments.output)?;
     let group = arguments.group.group(arguments.ranks)?;
     match operands.dtype {
@@ -21,8 +24,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
 
 fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &Group) -> Result<(), Error> {
     let mut spec = OpSpec::new(operands.n, operands.k, operands.m, E::DTYPE);
+    spec.activation = arguments.activation.into();
     spec.path = arguments.path.into();
     spec.direction = arguments.transfer.into();
+    spec.delivery = arguments.delivery.into();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -49,28 +54,31 @@ fn finish<E: Element, Op: Operation>(
     tile: TileShape,
     chunk_rows: usize,
 ) -> Result<(), Error> {
-    let (a, b) = operands.elements::<E>();
-    let whole = Whole::place(group, op, &a, &b, operands.m)?;
+    let (a, b, bias) = operands.elements::<E>();
+    let mut whole = Whole::place(group, op, &a, &b, operands.m)?;
+    if let Some(bias) = bias {
+        whole = whole.with_bias(&bias)?;
+    }
     let begin = Instant::now();
     let choice = whole.enqueue()?;
     whole.synchronize()?;
     let time = begin.elapsed();
-    tensors::write(&arguments.output, &whole.result()?, operands.m, operands.n)?;
-    report(arguments, operands, group, choice, tile, chunk_rows, time)
+    let columns = op.result_columns();
+    tensors::write(&arguments.output, &whole.result()?, operands.m, columns)?;
+    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time))
 }
 
 fn report(
     arguments: &RunArguments,
     operands: &Operands,
     group: &Group,
-    choice: PathChoice,
-    tile: TileShape,
-    chunk_rows: usize,
-    time: Duration,
+    columns: usize,
+    (choice, tile, chunk_rows, time): (PathChoice, TileShape, usize, Duration),
 ) -> Result<(), Error> {
     let op = arguments.op.name();
+    let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let (backend, ranks, PathChoice { path, why }) = (group.backend(), group.world_size(), choice);
+    let (backend, ranks, PathChoice { path, delivery, why }) = (group.backend(), group.world_size(), choice);
     let transfer = flux::Direction::from(arguments.transfer);
     let ms = time.as_secs_f64() * 1e3;
     if arguments.report == ReportArgument::Json {
@@ -79,19 +87,22 @@ fn report(
             serde_json::json!({
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
                 "backend": backend.to_string(), "path": path.to_string(), "why": why,
+                "delivery": delivery.map(|delivery| delivery.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
-                "time_ms": ms,
+                "bias": arguments.bias.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })
         ))?;
     } else {
         print(format_args!(
-            "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {ranks} ranks on the {backend} backend"
+            "{op} [{m}, {k}] x [{n}, {k}]^T{}{}, {dtype}, {ranks} ranks on the {backend} backend",
+            if arguments.bias.is_some() { " + bias" } else { "" },
+            if activation == Activation::None { String::new() } else { format!(", {activation}") },
         ))?;
         print(format_args!(
             "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}",
             tile.rows, tile.columns
         ))?;
-        print(format_args!("{ms:.3} ms; c [{m}, {n}] is in {}", arguments.output.display()))?;
+        print(format_args!("{ms:.3} ms; c [{m}, {columns}] is in {}", arguments.output.display()))?;
     }
     Ok(())
 }

@@ -64,6 +64,7 @@ fn json_has_the_documented_fields() {
         let string = |field: &str| report[field].as_str().unwrap_or_else(|| panic!("{field}: {report}"));
         assert_eq!((report["schema"].as_u64(), string("op"), string("dtype")), (Some(1), op, "bf16"));
         assert_eq!((string("backend"), string("against"), string("transfer")), ("host", "none", "push"));
+        assert_eq!(string("delivery"), "auto");
         assert_eq!((string("peer_memory"), report["ranks"].to_string().as_str()), ("device", ranks));
         assert_eq!(report["samples"], 3);
         assert_eq!(report["rest_ms"], 0.0);
@@ -79,6 +80,8 @@ fn json_has_the_documented_fields() {
         let rows = report["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 2);
         rows.iter().for_each(|row| check_row(row, present));
+        let delivery = if op == "gemm-rs" || op == "gemm-ar" { "direct".into() } else { Value::Null };
+        assert!(rows.iter().all(|row| row["delivery"] == delivery), "{report}");
         assert_eq!((&rows[1]["m"], &rows[1]["n"], &rows[1]["k"]), (&65.into(), &72.into(), &40.into()));
         let factor: u64 = ranks.parse().unwrap();
         let (n, k) = match op {
@@ -102,7 +105,10 @@ fn options_reach_the_operations() {
         assert_eq!(report["chunk_rows"], 9);
         assert!(report["rows"][0]["fused"]["error"].as_f64().unwrap() < 6e-4);
     }
+    let table = on_host("gemm-rs", &[&common[..], &["--delivery", "relayed"]].concat());
+    assert!(table.contains("delivery") && table.contains("relayed"), "{table}");
     let table = on_host("gemm-rs", &common);
+    assert!(table.contains("delivery") && table.contains("direct"), "{table}");
     for word in
         ["gemm us", "x cuBLAS", "comm us", "unfused us", "chunked us", "fused us", "floor us", "ECT us"]
     {
@@ -161,7 +167,7 @@ fn mistakes_are_explained() {
     let (file, below_file, taken) = (path(&file), path(&below_file), path(&taken));
     // Far too large to be measured: an error that came later would be another one.
     let huge = "2000000000,2000000000,8";
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["gemm", "--shape", "256,256"], "a shape is M,N,K"),
         (&["gemm", "--shape", "256,0,256"], "a shape is M,N,K"),
         (&["gemm", "--shape", "256,256,many"], "a shape is M,N,K"),
@@ -173,6 +179,7 @@ fn mistakes_are_explained() {
         (&["ag-gemm", "--ranks", "0"], "at least one rank"),
         (&["ag-gemm", "--chunk-rows", "0"], "at least one row"),
         (&["ag-gemm", "--transfer", "throw"], "--transfer"),
+        (&["gemm-rs", "--delivery", "post"], "--delivery"),
         (&["gemm-xx"], "gemm-rs"),
         (&["gemm", "--against", "cublas"], "use --against none"),
         (&["gemm", "--shape", huge], "out of memory"),

@@ -1,7 +1,8 @@
 //! The command as its users run it.
 
-use flux::Element;
+use flux::{Activation, Element};
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::epilogues::finish;
 use flux_tests::table::CASES;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -37,12 +38,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
     // The ways are all tested below the command; here each is taken by some case.
     let path = ["fused", "unfused", "auto", "chunked"][index % 4];
     let transfer = ["push", "pull"][index % 2];
+    let delivery = ["relayed", "auto", "direct"][index % 3];
     let few = ["0", "1000000"][index / 2 % 2];
     for (op, chunk_rows, one_shot_rows) in
         [("ag-gemm", Some("37"), None), ("gemm-rs", None, None), ("gemm-ar", Some("37"), Some(few))]
     {
         let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
-        arguments.extend(["--transfer", transfer, "--report", "json"]);
+        arguments.extend(["--transfer", transfer, "--delivery", delivery, "--report", "json"]);
         arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
         arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
         arguments.extend(one_shot_rows.iter().flat_map(|rows| ["--one-shot-rows", rows]));
@@ -53,6 +55,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
         assert_eq!(report["backend"], "host");
         assert_eq!(report["ranks"], case.world_size);
         assert_eq!(report["transfer"], transfer);
+        let one_shot = report["why"].as_str().unwrap().contains("few rows");
+        let delivered = match delivery {
+            _ if report["path"] != "fused" || op == "ag-gemm" => serde_json::Value::Null,
+            "relayed" if !one_shot => "relayed".into(),
+            _ => "direct".into(),
+        };
+        assert_eq!(report["delivery"], delivered, "{report}");
         // Few rows of an AllReduce are not cut into shards.
         let taken = if path == "chunked" && one_shot_rows == Some("1000000") { "unfused" } else { path };
         assert!(path == "auto" || report["path"] == taken, "{report}");
@@ -78,6 +87,60 @@ fn files_go_in_and_come_out_right() {
     for index in 0..CASES.len() {
         check_case::<bf16>(folder.path(), index, Dtype::BF16, 4e-3);
         check_case::<f16>(folder.path(), index, Dtype::F16, 6e-4);
+    }
+}
+
+/// A bias under a name of its own, and half the columns with SwiGLU.
+#[test]
+fn biases_and_activations_are_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+    let (m, n, k) = (70, 44, 24);
+    let [a, b, bias] =
+        [(m * k, 1), (n * k, 2), (n, 3)].map(|(len, seed)| matrix::<bf16>(len, Fill::Normal, seed));
+    let bytes = [&a, &b, &bias].map(|values| bytemuck::cast_slice::<bf16, u8>(values));
+    let tensors: [(_, _, &[usize], _); 4] = [
+        ("a", Dtype::BF16, &[m, k], bytes[0]),
+        ("b", Dtype::BF16, &[n, k], bytes[1]),
+        ("bias", Dtype::BF16, &[n], bytes[2]),
+        ("fc1.bias", Dtype::BF16, &[n], bytes[2]),
+    ];
+    write(&input, &tensors);
+    let sums = product(&a, &b, m, n, k);
+    let common = ["--backend", "host", "--ranks", "3", "--report", "json"];
+    let files = ["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+    for (op, named, activation) in [
+        ("ag-gemm", Some(&["--bias"][..]), Activation::SwiGlu),
+        ("ag-gemm", Some(&["--bias", "fc1.bias"]), Activation::Gelu),
+        ("ag-gemm", None, Activation::Silu),
+        ("gemm-rs", Some(&["--bias"]), Activation::None),
+        ("gemm-ar", Some(&["--bias"]), Activation::None),
+    ] {
+        let name = activation.to_string();
+        let options = [named.unwrap_or_default(), &["--activation", &name]].concat();
+        let ran = flux(&[&["run", op][..], &common, &files, &options].concat());
+        assert!(ran.status.success(), "{op}: {}", String::from_utf8_lossy(&ran.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!((&report["activation"], &report["bias"]), (&name.into(), &named.is_some().into()));
+        let bytes = std::fs::read(&output).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let c = tensors.tensor("c").unwrap();
+        assert_eq!(c.shape(), [m, n / activation.sums_per_column()]);
+        let c: Vec<bf16> = c.data().chunks_exact(2).map(bytemuck::pod_read_unaligned).collect();
+        let expected = finish(&sums, n, named.map(|_| &bias[..]), activation);
+        let error = relative_error(&c, &expected);
+        assert!(error < 4e-3, "{op} {activation}: error {error:e}");
+        std::fs::remove_file(&output).unwrap();
+    }
+    for (op, options, expected) in [
+        ("gemm-rs", &["--activation", "gelu"][..], "no activation"),
+        ("ag-gemm", &["--bias", "a"], "[44] is needed"),
+        ("ag-gemm", &["--bias", "fc2.bias"], "no tensor `fc2.bias`"),
+    ] {
+        let ran = flux(&[&["run", op][..], &common, &files, options].concat());
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(2) && errors.contains(expected), "{op}: {errors}");
+        assert!(!output.exists() && errors.trim_end().lines().count() == 1, "{op}: {errors}");
     }
 }
 

@@ -16,8 +16,6 @@ macro_rules! embed {
 /// Every kernel's PTX, by name. A test compares the names with the manifest's.
 const PTX: &[(&str, &str)] = embed![
     "clock",
-    "gelu_bf16",
-    "gelu_f16",
     "gemm_bf16_ag_scalar",
     "gemm_bf16_ag_vector",
     "gemm_bf16_plain_scalar",
@@ -147,7 +145,6 @@ pub(crate) enum KernelId {
     /// Hopper's, with tiles of so many rows and columns.
     Hopper(DType, u32, u32),
     Sum(DType),
-    Gelu(DType),
     /// As [`KernelId::Gemm`], with a trace.
     TracedGemm(DType, Policy, Load),
     /// As [`KernelId::Hopper`], with a trace.
@@ -167,7 +164,6 @@ impl KernelId {
             KernelId::Gemm(dtype, policy, load) => format!("gemm_{dtype}_{}_{}", policy.name(), load.name()),
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
-            KernelId::Gelu(dtype) => format!("gelu_{dtype}"),
             KernelId::TracedGemm(dtype, policy, load) => {
                 format!("gemm_trace_{dtype}_{}_{}", policy.name(), load.name())
             }
@@ -185,7 +181,7 @@ mod tests {
     use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
     use crate::trace::{TracedGemmParams, TracedHopperParams};
-    use crate::{GeluParams, GemmParams, SumParams};
+    use crate::{GemmParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
 
@@ -204,7 +200,6 @@ mod tests {
     #[test]
     fn every_launch_has_its_kernel() {
         for dtype in [DType::Bf16, DType::F16] {
-            KernelId::Gelu(dtype).info().unwrap();
             KernelId::Sum(dtype).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
                 let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
@@ -253,7 +248,6 @@ mod tests {
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("sum") => size_of::<SumParams>(),
-                Some("gelu") => size_of::<GeluParams>(),
                 _ => panic!("{} has no parameters", kernel.name),
             };
             assert_eq!(kernel.param_bytes as usize, expected, "{}", kernel.name);

@@ -5,11 +5,12 @@ use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
-use crate::{DType, Error, GeluParams, GemmParams, Launch, Policy, Result, SumParams};
+use crate::{DType, Error, GemmParams, Launch, Policy, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
 /// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200), so eight are left.
 const SMS_FOR_COPIES: u32 = 8;
+
+/// Blocks of the portable GEMM that run on an SM at once.
+const PORTABLE_BLOCKS_PER_SM: u64 = 2;
 
 /// The kernels of one GPU, and the share of it that each launch may fill.
 #[derive(Debug)]
@@ -81,7 +85,10 @@ impl CudaLauncher {
     }
 
     pub(crate) fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
-        let portable = Tiling::whole(Self::tile(dtype)?, TileKernel::Portable);
+        let shape = Self::tile(dtype)?;
+        let (rows, columns) = (shape.rows as u64, shape.columns as u64);
+        let at_once = PORTABLE_BLOCKS_PER_SM * u64::from(self.blocks());
+        let portable = Tiling::whole(shape, tiling::group_rows(rows, columns, at_once), TileKernel::Portable);
         if !self.has_hopper || !problem.aligned || problem.k == 0 || self.blocks() == 0 {
             return Ok(portable);
         }
@@ -89,20 +96,32 @@ impl CudaLauncher {
         Ok(tiling::choose(candidates, problem, u64::from(self.blocks())).unwrap_or(portable))
     }
 
-    /// Loads what a launch of `policy` may need, so that no launch compiles.
+    /// Loads what a launch of `policy` may need, so that no launch compiles: all at once, on several threads, since a kernel
+    /// that the driver has not compiled before takes it a third of a second.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
+        let mut needed =
+            vec![KernelId::Gemm(dtype, policy, Load::Vector), KernelId::Gemm(dtype, policy, Load::Scalar)];
         if self.has_hopper {
-            for kernel in hopper_kernels(dtype)? {
-                self.load(KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n))?;
+            let hopper = hopper_kernels(dtype)?;
+            needed.extend(hopper.map(|kernel| KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n)));
+        }
+        if policy == Policy::ReduceScatter {
+            needed.push(KernelId::Sum(dtype));
+        }
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        needed.retain(|id| !loaded.contains_key(id));
+        let new: Vec<_> = needed.into_par_iter().map(|id| (id, self.load_new(id))).collect();
+        // What was loaded is kept, whatever else failed.
+        let mut outcome = Ok(());
+        for (id, kernel) in new {
+            match kernel {
+                Ok(kernel) => {
+                    loaded.insert(id, kernel);
+                }
+                Err(error) => outcome = Err(error),
             }
         }
-        self.load(KernelId::Gemm(dtype, policy, Load::Vector))?;
-        self.load(KernelId::Gemm(dtype, policy, Load::Scalar))?;
-        if policy == Policy::ReduceScatter {
-            self.load(KernelId::Sum(dtype))?;
-        }
-        self.load(KernelId::Gelu(dtype))?;
-        Ok(())
+        outcome
     }
 
     /// Loads the traced kernels.
@@ -192,16 +211,6 @@ impl CudaLauncher {
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
         unsafe { self.launch(stream, KernelId::Sum(dtype), tiles, params) }
-    }
-
-    /// # Safety
-    /// As for [`crate::Launcher::gelu`].
-    pub(crate) unsafe fn gelu(&self, stream: &CudaStream, dtype: DType, params: &GeluParams) -> Result<()> {
-        let blocks = |kernel: &Loaded| {
-            u32::try_from(params.len.div_ceil(u64::from(kernel.threads))).unwrap_or(u32::MAX)
-        };
-        // SAFETY: the caller's promise; this kernel takes this parameter.
-        unsafe { self.launch(stream, KernelId::Gelu(dtype), blocks, params) }
     }
 
     /// # Safety

@@ -3,7 +3,7 @@
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
 use crate::tiling;
-use crate::{GemmParams, Launch, Result};
+use crate::{GemmParams, Launch, Policy, Result};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -34,6 +34,8 @@ pub(crate) struct HopperParams {
     a_box_rows: u32,
     by_rows: u16,
     is_row: u16,
+    /// The size is a multiple of the alignment.
+    padding: [u64; 7],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -76,8 +78,9 @@ pub(crate) fn params(
     gemm: &GemmParams,
     scratch: &Scratch,
 ) -> Result<HopperParams> {
-    let Launch { dtype, tiling, schedule, destinations, .. } = *launch;
+    let Launch { policy, dtype, activation, tiling, schedule, destinations, .. } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
+    let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let map = |address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
@@ -88,10 +91,12 @@ pub(crate) fn params(
     let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
     // Unused maps are to be valid ones all the same.
     let c = match destinations {
-        None if !by_rows => map(gemm.c, m, n, gemm.ldc, PIECE_ROWS, kernel.piece_n)?,
+        None if !by_rows => {
+            let sums = count(activation.sums_per_column());
+            map(gemm.c, m, n / u64::from(sums), gemm.ldc, PIECE_ROWS, kernel.piece_n / sums)?
+        }
         _ => a,
     };
-    let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     Ok(HopperParams {
         a,
         b,
@@ -104,6 +109,8 @@ pub(crate) fn params(
         parts: count(tiling.parts),
         a_box_rows,
         by_rows: u16::from(by_rows),
-        is_row: u16::from(schedule.is_row()),
+        // A gate must be looked up.
+        is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
+        padding: [0; 7],
     })
 }

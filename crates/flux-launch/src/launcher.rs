@@ -4,13 +4,16 @@ use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Problem, TileKernel, Tiling};
 use crate::{
-    Clock, DType, Destinations, Error, GeluParams, GemmParams, Policy, Result, Schedule, SumParams, Trace,
+    Activation, Clock, DType, Destinations, Error, GemmParams, Policy, Result, Schedule, SumParams, Trace,
     host,
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
+
+/// Rows of tiles that host threads sweep together: neighbours share the rows of B that a thread has widened.
+const HOST_GROUP_ROWS: usize = 2048;
 
 /// Launches kernels on one device, or on a share of it. Its GEMMs run one after the other.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub struct Launch<'a> {
     pub policy: Policy,
     /// Its elements.
     pub dtype: DType,
+    /// What is applied to its sums; a ReduceScatter's are partial, and nothing is applied to them.
+    pub activation: Activation,
     /// How it is cut.
     pub tiling: &'a Tiling,
     /// The order of its tiles.
@@ -100,7 +105,7 @@ impl Launcher {
     /// How to cut `problem` into tiles, and which kernel is to compute them.
     pub fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
         match &self.0 {
-            Kind::Host(_) => Ok(Tiling::whole(host::TILE, TileKernel::Host)),
+            Kind::Host(_) => Ok(Tiling::whole(host::TILE, HOST_GROUP_ROWS, TileKernel::Host)),
             Kind::Cuda { kernels, .. } => kernels.tiling(dtype, problem),
         }
     }
@@ -143,7 +148,7 @@ impl Launcher {
         }
     }
 
-    /// Enqueues a GEMM; of `params`, the schedule and the destinations are filled in from `launch`.
+    /// Enqueues a GEMM; of `params`, the schedule, the destinations and the activation are filled in from `launch`.
     ///
     /// # Safety
     /// Until the launch has ended, everything that `params` and `launch` name is live, of the extents that they and their
@@ -152,7 +157,7 @@ impl Launcher {
     /// launcher; if it was made for an aligned problem, A and B are [`GemmParams::are_operands_aligned`]. The launcher's
     /// launches before this one have ended when this one begins.
     pub unsafe fn gemm(&self, stream: &Stream, launch: &Launch<'_>, params: &GemmParams) -> Result<()> {
-        let Launch { policy, dtype, tiling, schedule, destinations, trace } = *launch;
+        let Launch { policy, dtype, activation, tiling, schedule, destinations, trace } = *launch;
         let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = schedule.tiles()).entered();
         let scatters = policy == Policy::ReduceScatter;
         let params = GemmParams {
@@ -165,13 +170,15 @@ impl Launcher {
                 None => Address::NULL,
             },
             destination_count: if scatters { params.destination_count } else { 0 },
+            bias: if scatters { Address::NULL } else { params.bias },
+            activation: if scatters { Activation::None } else { activation }.code(),
             ..*params
         };
         let records = trace.map(|trace| trace.claim(launch, params.n)).transpose()?;
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
-                host::launch(pool, stream, dtype, host::Gemm { policy, params, records })
+                host::launch(pool, stream, dtype, host::Gemm { policy, activation, params, records })
             },
             // SAFETY: the caller's promise; the records are the launch's own.
             (Kind::Cuda { kernels, scratch }, Stream::Cuda(stream)) => unsafe {
@@ -194,22 +201,6 @@ impl Launcher {
             // SAFETY: the caller's promise.
             (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
                 kernels.sum(stream, dtype, params)
-            },
-            _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
-        }
-    }
-
-    /// Enqueues GELU in place.
-    ///
-    /// # Safety
-    /// Until the launch has ended, the elements are live, aligned, reachable by the device, and nobody else accesses them.
-    pub unsafe fn gelu(&self, stream: &Stream, dtype: DType, params: &GeluParams) -> Result<()> {
-        match (&self.0, stream) {
-            // SAFETY: the caller's promise.
-            (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
-            // SAFETY: the caller's promise.
-            (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
-                kernels.gelu(stream, dtype, params)
             },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }

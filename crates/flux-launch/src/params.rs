@@ -26,6 +26,48 @@ impl Policy {
     }
 }
 
+/// What is applied, in fp32, to a sum and its bias before they are rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// GELU in its tanh form: x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2.
+    Gelu,
+    /// SiLU: x / (1 + exp(−x)).
+    Silu,
+    /// Rows 2j and 2j + 1 of the weight are a pair, gate and up: column j of C is silu(gate) · up. C has half as many
+    /// columns as the weight has rows, which are even in number.
+    SwiGlu,
+}
+
+impl Activation {
+    /// As the kernels number them.
+    pub(crate) const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// How many adjacent rows of the weight, and their sums, make one column of C.
+    pub const fn sums_per_column(self) -> usize {
+        match self {
+            Activation::SwiGlu => 2,
+            _ => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Activation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Activation::None => "none",
+            Activation::Gelu => "gelu",
+            Activation::Silu => "silu",
+            Activation::SwiGlu => "swiglu",
+        })
+    }
+}
+
 /// A block of rows of the output, all of one shard: what it waits for and where it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -42,7 +84,7 @@ pub struct RowTile {
     pub destination: u32,
     /// ReduceScatter: first row in the destination's slot.
     pub destination_row: u32,
-    /// ReduceScatter: the number, at each destination, of the signal of the block of rows that this is in.
+    /// ReduceScatter: the number, at each destination, of the signal of the rows that share [`RowTile::counter`].
     pub signal: u32,
     /// The rank whose signal the gate waits for, for the fault record; of a ReduceScatter's gate, the first signal's, and
     /// the next ranks' signals follow.
@@ -53,18 +95,18 @@ pub struct RowTile {
     pub count: u32,
 }
 
-/// Where partial tiles for one peer go.
+/// Where partial tiles for one peer go: into its memory, or into this rank's, if something else carries them on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Destination {
-    /// This rank's slot in the peer's memory, row pitch `ldc`.
+    /// Where the peer's rows begin, row pitch `ldc`.
     pub slot: Address,
-    /// This rank's signals in the peer's memory.
+    /// The signals that row tiles number.
     pub signals: Address,
 }
 
 /// C = A·Bᵀ, tile by tile in a given order. A is `[rows, k]`, B `[n, k]`, C `[rows, n]`, all row-major; pitches in
-/// elements.
+/// elements. Of SwiGLU, C is `[rows, n / 2]`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct GemmParams {
@@ -90,9 +132,12 @@ pub struct GemmParams {
     pub destinations: Address,
     /// ReduceScatter: `u32[]`, the counters that row tiles name, all 0 between launches.
     pub counters: Address,
+    /// `[n]`: added to every row of sums; null for none, and in ReduceScatter, where it comes in when the slots are
+    /// summed.
+    pub bias: Address,
     /// Rows of A and C.
     pub m: u32,
-    /// Columns of C.
+    /// Rows of B.
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
@@ -104,8 +149,8 @@ pub struct GemmParams {
     pub epoch: u32,
     /// ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`.
     pub destination_count: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The [`Activation`]'s code: filled in by the launcher.
+    pub activation: u32,
     /// The bound of every wait.
     pub wait: WaitBound,
 }
@@ -118,17 +163,8 @@ impl GemmParams {
     }
 }
 
-/// GELU of every element, in place, in fp32: x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct GeluParams {
-    /// The elements.
-    pub values: Address,
-    /// How many.
-    pub len: u64,
-}
-
-/// The sum of the slots in rank order: `out[row, column] = Σ slots[source][row, column]`, in fp32, rounded once.
+/// The sum of the slots in rank order: `out[row, column] = Σ slots[source][row, column] + bias[column]`, in fp32,
+/// rounded once.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SumParams {
@@ -142,6 +178,8 @@ pub struct SumParams {
     pub out: Address,
     /// Row pitch of the output in elements.
     pub ld_out: u64,
+    /// `[n]`: added to every row, once; null for none.
+    pub bias: Address,
     /// The signal of (source, row) is number `source · source_stride + row / signal_rows`.
     pub signals: Address,
     /// See `signals`.

@@ -24,6 +24,9 @@ pub struct Problem {
 pub struct Tiling {
     /// The largest tile.
     pub shape: TileShape,
+    /// Rows of tiles that are to be swept together before the next columns: about as many as the columns that are then
+    /// computed at the same time, so that the tiles at work together load the fewest rows of A and B.
+    pub group_rows: usize,
     /// So many tiles at the end of the order are to be cut into halves of their rows.
     pub halved: usize,
     /// So many tiles at the end of the order are computed in parts of K each, each part by another block.
@@ -45,8 +48,8 @@ pub(crate) enum TileKernel {
 
 impl Tiling {
     /// Whole tiles, none halved or split.
-    pub(crate) const fn whole(shape: TileShape, kernel: TileKernel) -> Self {
-        Self { shape, halved: 0, split_tiles: 0, parts: 1, kernel }
+    pub(crate) const fn whole(shape: TileShape, group_rows: usize, kernel: TileKernel) -> Self {
+        Self { shape, group_rows, halved: 0, split_tiles: 0, parts: 1, kernel }
     }
 }
 
@@ -134,6 +137,7 @@ pub(crate) fn choose(
         let estimate = estimate(candidate, problem, blocks)?;
         let tiling = Tiling {
             shape: TileShape { rows: size(candidate.rows), columns: size(candidate.columns) },
+            group_rows: group_rows(candidate.rows, candidate.columns, blocks),
             halved: size(estimate.halved),
             split_tiles: size(estimate.split_tiles),
             parts: size(estimate.parts),
@@ -142,6 +146,11 @@ pub(crate) fn choose(
         Some((estimate.cycles, tiling))
     });
     estimates.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, tiling)| tiling)
+}
+
+/// The side of a square as large as all the tiles that are computed at the same time.
+pub(crate) fn group_rows(rows: u64, columns: u64, blocks: u64) -> usize {
+    usize::try_from((rows * columns).saturating_mul(blocks).isqrt()).unwrap_or(usize::MAX)
 }
 
 /// One way to cut the problem, and the cycles that it is expected to take.

@@ -1,8 +1,8 @@
 //! The host's kernels against a plain triple loop: shapes with tails everywhere, pitches, slots, gates.
 
 use flux_launch::{
-    DType, Destination, Destinations, Element, Error, GemmParams, Launch, Launcher, Policy, Problem,
-    Schedule, ScheduleTables, Slots, SumParams,
+    Activation, DType, Destination, Destinations, Element, Error, GemmParams, Launch, Launcher, Policy,
+    Problem, Schedule, ScheduleTables, Slots, SumParams,
 };
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream, SymmetricSignals};
 use flux_swizzle::{Shards, TileOrder};
@@ -52,7 +52,8 @@ impl Host {
         let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
         let tiling = &self.launcher.tiling(dtype, &problem).unwrap();
         assert_eq!(tiling.shape, self.launcher.tile(dtype).unwrap());
-        let launch = Launch { policy, dtype, tiling, schedule, destinations, trace: None };
+        let activation = Activation::None;
+        let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace: None };
         // SAFETY: the caller's promise.
         unsafe { self.launcher.gemm(&self.stream, &launch, params) }
     }
@@ -99,6 +100,8 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
     let host = Host::new(Duration::from_secs(5));
     let (lda, ldb, ldc) = (k + pad, k + 2 * pad, n + pad);
     let (a, b) = (integers::<E>(m, lda, 1), integers::<E>(n, ldb, 2));
+    let bias = (pad > 0).then(|| integers::<E>(1, n, 3));
+    let bias_buffer = bias.as_ref().map(|bias| host.upload(bias));
     let poison = E::round(f32::NAN);
     let (a_buffer, b_buffer, c_buffer) =
         (host.upload(&a), host.upload(&b), host.upload(&vec![poison; m * ldc]));
@@ -108,6 +111,7 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
         a: a_buffer.address(),
         b: b_buffer.address(),
         c: c_buffer.address(),
+        bias: bias_buffer.as_ref().map_or(Address::NULL, Buffer::address),
         lda: lda as u64,
         ldb: ldb as u64,
         ldc: ldc as u64,
@@ -120,7 +124,12 @@ fn check_plain<E: Element + PartialEq + std::fmt::Debug>(m: usize, n: usize, k: 
     // SAFETY: the buffers are as large as the parameters say, and outlive the download below.
     unsafe { host.gemm::<E>(Policy::Plain, &schedule, &params, None).unwrap() };
     let c: Vec<E> = host.download(&c_buffer);
-    let expected = product(&a, lda, &b, ldb, m, n, k);
+    let mut expected = product(&a, lda, &b, ldb, m, n, k);
+    if let Some(bias) = &bias {
+        let mut wide = vec![0.0; n];
+        E::widen(bias, &mut wide);
+        expected.chunks_exact_mut(n).flat_map(|row| row.iter_mut().zip(&wide)).for_each(|(to, b)| *to += b);
+    }
     for (row, line) in c.chunks(ldc.max(1)).enumerate().take(m) {
         for column in 0..n {
             assert_eq!(
@@ -194,6 +203,7 @@ fn slots_are_filled_signalled_and_summed() {
             ldb: k as u64,
             ldc: pitch as u64,
             counters: counters.address(),
+            bias: Address(1), // partial sums get none
             m: u32::try_from(m).unwrap(),
             n: u32::try_from(n).unwrap(),
             k: u32::try_from(k).unwrap(),
@@ -209,6 +219,8 @@ fn slots_are_filled_signalled_and_summed() {
         assert!(matches!(refused, Err(Error::NoDestinations)));
         alive.push((a, b, table, schedule));
     }
+    let bias = integers::<bf16>(1, n, 3);
+    let bias_buffer = host.upload(&bias);
     for (rank, slots) in slots.iter().enumerate() {
         let own = shards.range(rank);
         let out = host.upload(&vec![bf16::NAN; own.len() * n]);
@@ -218,6 +230,7 @@ fn slots_are_filled_signalled_and_summed() {
             ld_slot: pitch as u64,
             out: out.address(),
             ld_out: n as u64,
+            bias: bias_buffer.address(),
             signals: signals.word(rank, 0),
             source_stride: u32::try_from(blocks).unwrap(),
             signal_rows: u32::try_from(tile.rows).unwrap(),
@@ -230,8 +243,9 @@ fn slots_are_filled_signalled_and_summed() {
         // SAFETY: as above.
         unsafe { host.launcher.sum(&host.stream, DType::Bf16, &params).unwrap() };
         let parts: Vec<_> = operands.iter().map(|(a, b)| product(a, k, b, k, m, n, k)).collect();
-        let expected: Vec<_> =
-            (own.start * n..own.end * n).map(|i| bf16::from_f32(parts[0][i] + parts[1][i])).collect();
+        let expected: Vec<_> = (own.start * n..own.end * n)
+            .map(|i| bf16::from_f32(parts[0][i] + parts[1][i] + bias[i % n].to_f32()))
+            .collect();
         assert_eq!(host.download::<bf16>(&out), expected);
     }
     assert_eq!(host.log.fault(), None);

@@ -138,13 +138,41 @@ impl FaultLog {
         op: u32,
         signals: Vec<(Address, WaitSite)>,
     ) -> Result<Arc<WaitPoint>> {
-        let marks = match &self.record.rescue {
-            None => None,
-            Some(stream) => {
-                let device = Device::Cuda(Arc::clone(stream.device()));
-                Some(Buffer::allocate(&device, 2 * size_of::<u32>(), Placement::PinnedHost)?)
-            }
+        let mut marks = self.marks(1)?;
+        self.wait_point_with(op, signals, marks.pop())
+    }
+
+    /// As [`FaultLog::wait_point`], a place for each element of `signals`: pinned memory takes long to allocate, and this
+    /// allocates it once.
+    pub fn wait_points(
+        self: &Arc<Self>,
+        op: u32,
+        signals: Vec<Vec<(Address, WaitSite)>>,
+    ) -> Result<Vec<Arc<WaitPoint>>> {
+        let marks = self.marks(signals.len())?;
+        let mut marks = marks.into_iter();
+        signals.into_iter().map(|signals| self.wait_point_with(op, signals, marks.next())).collect()
+    }
+
+    /// Marks for `count` places; none on the host, which needs none.
+    fn marks(&self, count: usize) -> Result<Vec<Marks>> {
+        let Some(stream) = self.record.rescue.as_ref().filter(|_| count > 0) else { return Ok(Vec::new()) };
+        let device = Device::Cuda(Arc::clone(stream.device()));
+        let bytes = count.saturating_mul(Marks::BYTES);
+        let memory = Arc::new(Buffer::allocate(&device, bytes, Placement::PinnedHost)?);
+        let one = |index: usize| {
+            let before = memory.address().add(index * Marks::BYTES);
+            Marks { before, after: before.add(size_of::<u32>()), _memory: Arc::clone(&memory) }
         };
+        Ok((0..count).map(one).collect())
+    }
+
+    fn wait_point_with(
+        self: &Arc<Self>,
+        op: u32,
+        signals: Vec<(Address, WaitSite)>,
+        marks: Option<Marks>,
+    ) -> Result<Arc<WaitPoint>> {
         let watched = marks.is_some();
         let place = Arc::new(WaitPlace { log: Arc::clone(self), op, signals, marks });
         if watched {
@@ -196,13 +224,20 @@ pub(crate) struct WaitPlace {
     log: Arc<FaultLog>,
     op: u32,
     pub(crate) signals: Vec<(Address, WaitSite)>,
-    /// Two words of host memory in which a GPU's stream leaves what it is about to wait for, and what it has passed.
-    marks: Option<Buffer>,
+    marks: Option<Marks>,
 }
 
+/// Two words of host memory in which a GPU's stream leaves what it is about to wait for, and what it has passed.
+#[derive(Debug)]
 pub(crate) struct Marks {
     pub(crate) before: Address,
     pub(crate) after: Address,
+    /// What they lie in.
+    _memory: Arc<Buffer>,
+}
+
+impl Marks {
+    const BYTES: usize = 2 * size_of::<u32>();
 }
 
 impl WaitPlace {
@@ -214,9 +249,8 @@ impl WaitPlace {
         &self.log
     }
 
-    pub(crate) fn marks(&self) -> Option<Marks> {
-        let before = self.marks.as_ref()?.address();
-        Some(Marks { before, after: before.add(size_of::<u32>()) })
+    pub(crate) const fn marks(&self) -> Option<&Marks> {
+        self.marks.as_ref()
     }
 
     /// What the stream waits for at this moment; `None` if it is not at this point.

@@ -3,6 +3,7 @@
 mod all_gather;
 mod error;
 mod link;
+mod relay;
 mod scatter;
 mod trace;
 mod transfer;
@@ -10,6 +11,7 @@ mod transfer;
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
 pub use link::{Members, SignalLoss};
+pub use relay::Target;
 pub use scatter::{Scatter, ScatterSpec};
 pub use trace::{Moved, TransferLog};
 pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};

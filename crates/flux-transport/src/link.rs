@@ -142,13 +142,12 @@ impl PeerWords {
         rank: usize,
         peers: impl Iterator<Item = usize>,
     ) -> Result<Arc<WaitPoint>> {
-        let site = |peer: usize| WaitSite {
-            peer: u32::try_from(peer).unwrap_or(u32::MAX),
-            tile: WaitSite::NO_TILE,
-            signal: u32::try_from(self.first + peer).unwrap_or(u32::MAX),
-        };
-        let words = peers.map(|peer| (self.word(signals, rank, peer), site(peer))).collect();
+        let words = peers.map(|peer| self.wait(signals, rank, peer)).collect();
         Ok(log.wait_point(op, words)?)
+    }
+
+    fn wait(self, signals: &SymmetricSignals, rank: usize, peer: usize) -> (Address, WaitSite) {
+        (self.word(signals, rank, peer), stream_site(peer, self.first + peer))
     }
 
     /// `rank` waits for the word of one peer at a time: a point for each.
@@ -160,8 +159,8 @@ impl PeerWords {
         rank: usize,
         world_size: usize,
     ) -> Result<Vec<Arc<WaitPoint>>> {
-        let of_peer = |peer| self.wait_point(signals, log, op, rank, std::iter::once(peer));
-        (0..world_size).map(of_peer).collect()
+        let of_peer = |peer| vec![self.wait(signals, rank, peer)];
+        Ok(log.wait_points(op, (0..world_size).map(of_peer).collect())?)
     }
 
     /// `rank` raises its word at each of `peers`.
@@ -176,20 +175,39 @@ impl PeerWords {
         peers: impl Iterator<Item = usize>,
         epoch: u32,
     ) -> Result<()> {
-        // On the stack: a call allocates nothing. Worlds larger than this take several driver calls.
-        const BATCH: usize = 64;
-        let mut batch = [(Address::NULL, epoch); BATCH];
-        let mut count = 0;
-        for peer in peers {
-            batch[count].0 = self.word(signals, peer, rank);
-            count += 1;
-            if count == BATCH {
-                // SAFETY: the caller's promise.
-                unsafe { stream.write_values(&batch[..count])? };
-                count = 0;
-            }
-        }
         // SAFETY: the caller's promise.
-        unsafe { stream.write_values(&batch[..count]) }.map_err(Error::from)
+        unsafe { raise_words(stream, peers.map(|peer| self.word(signals, peer, rank)), epoch) }
     }
+}
+
+/// A stream waits for signal number `signal`, which `peer` raises.
+pub(crate) fn stream_site(peer: usize, signal: usize) -> WaitSite {
+    let number = |value| u32::try_from(value).unwrap_or(u32::MAX);
+    WaitSite { peer: number(peer), tile: WaitSite::NO_TILE, signal: number(signal) }
+}
+
+/// `stream` sets all of `words` to `epoch`, after what it wrote before.
+///
+/// # Safety
+/// The words live until `stream` has done this.
+pub(crate) unsafe fn raise_words(
+    stream: &Stream,
+    words: impl Iterator<Item = Address>,
+    epoch: u32,
+) -> Result<()> {
+    // On the stack: a call allocates nothing. More words than this take several driver calls.
+    const BATCH: usize = 64;
+    let mut batch = [(Address::NULL, epoch); BATCH];
+    let mut count = 0;
+    for word in words {
+        batch[count].0 = word;
+        count += 1;
+        if count == BATCH {
+            // SAFETY: the caller's promise.
+            unsafe { stream.write_values(&batch[..count])? };
+            count = 0;
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { stream.write_values(&batch[..count]) }.map_err(Error::from)
 }

@@ -1,15 +1,17 @@
 //! ReduceScatter without the reduction: every rank's partial rows come to the rank that owns them, each source into a
 //! slot of its own, so that the owner can sum them in rank order.
 //!
-//! Slots are filled in one of two ways: a GEMM writes its tiles straight into [`Scatter::slot`] and raises
-//! [`Scatter::block_signals`]; or GEMMs write to [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`]
-//! move the rows, or [`Scatter::stage_shard`] and [`Scatter::transfer_rest`], destination by destination. Then the owner
-//! sums its slots, and [`Scatter::release`] lets the sources overwrite them.
+//! Slots are filled in one of two ways: a GEMM writes its tiles to [`Scatter::target`], which may be the slot itself, or else
+//! [`Scatter::relay`] carries them there, and the signals of [`Scatter::block_signals`] come up one by one; or GEMMs write to
+//! [`Scatter::partial`], and [`Scatter::stage`] and [`Scatter::transfer`] move the rows, or [`Scatter::stage_shard`] and
+//! [`Scatter::transfer_rest`], destination by destination. Then the owner sums its slots, and [`Scatter::release`] lets the
+//! sources overwrite them.
 //!
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
 use crate::link::{Link, PeerWords, check_rank};
+use crate::relay::Relay;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards};
@@ -26,15 +28,18 @@ pub struct ScatterSpec {
     pub max_rows: usize,
     /// Bytes from one row of a slot, or of the partial rows, to the next.
     pub row_bytes: usize,
-    /// Rows of a chunk.
+    /// Rows of a chunk; where tiles are relayed, rounded up to whole blocks.
     pub chunk_rows: usize,
-    /// Blocks of rows in a slot that have signals of their own, which a GEMM raises.
-    pub blocks: usize,
+    /// Rows of a block: all that share one of the signals that tell a slot's owner of a GEMM's tiles. 0 if there are none.
+    pub block_rows: usize,
     /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.
     pub with_partial: bool,
+    /// Whether a GEMM's tiles for other ranks are relayed ([`Scatter::relay`]); costs `world_size` slots of device memory,
+    /// in which the partial rows lie too unless peers pull them from pinned host memory. [`Scatter::to_all`] relays none.
+    pub relayed: bool,
     /// Who moves the data.
     pub direction: Direction,
-    /// Where what peers access lies: slots, partial rows and signals.
+    /// Where what peers access lies: slots, signals and, if pulled, partial rows.
     pub placement: Placement,
     /// The number of the operation, for fault records.
     pub op: u32,
@@ -46,14 +51,17 @@ pub struct ScatterSpec {
 #[derive(Debug)]
 pub struct Scatter {
     /// First, so that they are dropped first: their wait points before the signals.
-    ranks: Vec<Rank>,
-    transfer: Box<dyn DataTransfer>,
-    spec: ScatterSpec,
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) relay: Option<Relay>,
+    pub(crate) transfer: Box<dyn DataTransfer>,
+    pub(crate) spec: ScatterSpec,
     /// Every rank owns all rows.
     to_all: bool,
     slot_rows: usize,
+    /// In a slot.
+    blocks: usize,
     slots: SymmetricBuffer,
-    partial: Option<SymmetricBuffer>,
+    partial: Option<Arc<SymmetricBuffer>>,
     signals: SymmetricSignals,
     /// Takes the signals of a rehearsed loss.
     lost: SymmetricSignals,
@@ -68,8 +76,8 @@ pub struct Scatter {
 }
 
 #[derive(Debug)]
-struct Rank {
-    link: Link,
+pub(crate) struct Rank {
+    pub(crate) link: Link,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
     /// All peers have read this rank's partial rows.
@@ -98,20 +106,19 @@ impl Scatter {
         let world_size = members.world_size();
         let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
         let (slot_rows, devices) = (chunks.shards().max_rows(), &members.devices);
-        let allocate = |rows: usize| {
-            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), spec.placement)
+        let blocks = if spec.block_rows == 0 { 0 } else { slot_rows.div_ceil(spec.block_rows) };
+        let allocate = |rows: usize, placement| {
+            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), placement)
         };
-        let slots = allocate(world_size.saturating_mul(slot_rows))?;
-        let partial = spec.with_partial.then(|| allocate(spec.max_rows)).transpose()?;
-        let words =
-            |row: usize| PeerWords { first: spec.blocks.saturating_add(row).saturating_mul(world_size) };
+        let slots = allocate(world_size.saturating_mul(slot_rows), spec.placement)?;
+        let words = |row: usize| PeerWords { first: blocks.saturating_add(row).saturating_mul(world_size) };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
         let signals = SymmetricSignals::allocate(
             devices,
-            spec.blocks.saturating_add(4).saturating_mul(world_size),
+            blocks.saturating_add(4).saturating_mul(world_size),
             spec.placement,
         )?;
-        let lost_blocks = if spec.signal_loss.is_some() { spec.blocks } else { 0 };
+        let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
         let lost = SymmetricSignals::allocate(devices, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let ranks = Link::all(members, slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size))?
@@ -127,11 +134,25 @@ impl Scatter {
                 })
             })
             .collect::<Result<_>>()?;
+        let acked =
+            |rank: usize| acks.wait_points(&signals, &members.faults[rank], spec.op, rank, world_size);
+        let relayed = spec.relayed && !to_all;
+        let relay = relayed.then(|| Relay::new(members, &spec, slot_rows, acked)).transpose()?;
+        // What is pushed, no peer accesses.
+        let pushed = spec.direction == Direction::Push;
+        let placement = if pushed { Placement::Device } else { spec.placement };
+        let partial = match &relay {
+            _ if !spec.with_partial => None,
+            Some(relay) if placement == Placement::Device => Some(relay.memory()),
+            _ => Some(Arc::new(allocate(spec.max_rows, placement)?)),
+        };
         Ok(Self {
+            relay,
             transfer,
             spec,
             to_all,
             slot_rows,
+            blocks,
             slots,
             partial,
             signals,
@@ -159,7 +180,12 @@ impl Scatter {
         if self.is_lost(source, destination) {
             return self.lost.word(destination, 0);
         }
-        self.signals.word(destination, source * self.spec.blocks)
+        self.signals.word(destination, source * self.blocks)
+    }
+
+    /// Blocks of rows in a slot.
+    pub const fn blocks(&self) -> usize {
+        self.blocks
     }
 
     /// `rank`'s signals; the acknowledgement of each destination is [`Scatter::gate`] further on.
@@ -342,7 +368,11 @@ impl Scatter {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: the signals belong to this op.
         unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
-        self.ranks[rank].link.release(compute)
+        let link = &self.ranks[rank].link;
+        if self.relay.is_some() {
+            link.join(compute)?; // the next call overwrites the tiles; the peers need not wait for that
+        }
+        link.release(compute)
     }
 
     /// When `rank`'s transfer stream moved which chunk; none unless [`Members::trace`].

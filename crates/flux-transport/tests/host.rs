@@ -43,8 +43,9 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
-        blocks: 0,
+        block_rows: 0,
         with_partial: true,
+        relayed: false,
         direction,
         placement: Placement::Device,
         op: 0,
@@ -306,7 +307,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));
     let huge = AllGatherSpec { max_rows: usize::MAX, ..gather_spec(Direction::Push, 1) };
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
-    let huge = ScatterSpec { blocks: usize::MAX, ..scatter_spec(Direction::Push, 1) };
+    let huge = ScatterSpec { max_rows: usize::MAX, block_rows: 1, ..scatter_spec(Direction::Push, 1) };
     assert!(matches!(Scatter::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
     let short = Members { faults: Vec::new(), ..members.clone() };
     let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(Direction::Push, 4));

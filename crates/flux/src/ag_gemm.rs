@@ -1,14 +1,15 @@
-//! AllGather + GEMM: C_r [M, N_r] = concat(A) · B_rᵀ.
+//! AllGather + GEMM: C_r [M, N_r] = concat(A) · B_rᵀ, plus a bias, through an activation, both before the one rounding.
 //!
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
+use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
-use flux_launch::{GemmParams, Policy, ScheduleTables};
+use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
@@ -20,7 +21,8 @@ pub struct AgGemm {
     op: u32,
     chunk_rows: usize,
     tile: TileShape,
-    weight_shards: Shards,
+    /// The columns of C.
+    columns: Shards,
     gather: AllGather,
     state: OpState,
     /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
@@ -34,49 +36,43 @@ pub struct AgGemmCall {
     pub m: usize,
     /// The rank's rows of A, `[m_r, K]` without gaps: `m_r` is [`AgGemm::rows`].
     pub a: Address,
-    /// The rank's rows of the weight, `[N_r, K]`: `N_r` is [`AgGemm::columns`].
+    /// The rank's rows of the weight, `[N_r, K]`: `N_r` is [`AgGemm::weight_rows`].
     pub b: Matrix,
-    /// The rank's columns of the result, `[m, N_r]`.
+    /// `[N_r]`, an element for each of the rank's rows of the weight: added to every row of the product.
+    pub bias: Option<Address>,
+    /// The rank's columns of the result, `[m, N_r]`; [`AgGemm::columns`] says which, half as many with SwiGLU.
     pub c: Matrix,
 }
 
 impl AgGemm {
     /// Allocates, for every rank, the gathered rows (`max_m · K` elements), the signals and the schedules, and loads the
-    /// kernels. Calls allocate nothing on a GPU.
+    /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         let world_size = group.world_size();
         spec.check()?;
         let tile = group.launcher(0).tile(spec.dtype)?;
         let shards = Shards::new(spec.max_m, world_size)?;
-        let weight_shards = Shards::new(spec.n, world_size)?;
+        let columns = Shards::new(epilogue::columns(&spec)?, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
         let chunk_rows = spec.chunk_rows(row_bytes, tile, shards.max_rows());
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
-        let mut gather = AllGather::new(
-            Box::new(PeerCopy),
-            group.members(),
-            AllGatherSpec {
-                max_rows: spec.max_m,
-                row_bytes,
-                chunk_rows,
-                direction: spec.direction,
-                placement: group.config().peer_memory,
-                op,
-                signal_loss: group.config().signal_loss,
-            },
-        )?;
+        let (max_rows, direction) = (spec.max_m, spec.direction);
+        let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
+        let gather = AllGatherSpec { max_rows, row_bytes, chunk_rows, direction, placement, op, signal_loss };
+        let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
+        let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
         let schedules = group
             .local_ranks()
             .map(|rank| {
                 group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
-                Schedules::new(group, rank, spec.dtype, shards, weight_shards.rows(rank))
+                Schedules::new(group, rank, spec.dtype, shards, weight_rows(rank))
             })
             .collect::<Result<_>>()?;
         let state = OpState::new(schedules);
-        Ok(Self { spec, op, chunk_rows, tile, weight_shards, gather, state, group: group.clone() })
+        Ok(Self { spec, op, chunk_rows, tile, columns, gather, state, group: group.clone() })
     }
 
     pub(crate) const fn group(&self) -> &Group {
@@ -93,9 +89,15 @@ impl AgGemm {
         Shards::new(m, self.state.world_size()).map_or(0..0, |shards| shards.range(rank))
     }
 
-    /// The rows of the weight that `rank` holds: the columns of C that it computes.
+    /// The columns of C that `rank` computes; without SwiGLU these are the rows of the weight that it holds, too.
     pub fn columns(&self, rank: usize) -> std::ops::Range<usize> {
-        self.weight_shards.range(rank)
+        self.columns.range(rank)
+    }
+
+    /// The rows of the weight that `rank` holds, and elements of the bias. With SwiGLU these are whole pairs.
+    pub fn weight_rows(&self, rank: usize) -> std::ops::Range<usize> {
+        let (columns, each) = (self.columns(rank), self.spec.activation.sums_per_column());
+        columns.start * each..columns.end * each
     }
 
     /// The tile that the GEMM computes.
@@ -125,8 +127,9 @@ impl AgGemm {
     /// a GPU are called together, with [`AgGemm::enqueue_all`].
     ///
     /// # Safety
-    /// The matrices are live, of the extents that [`AgGemmCall`] says, and reachable by the rank's device, until `stream`
-    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    /// The matrices are live, of the extents that [`AgGemmCall`] says, and reachable by the rank's device, until
+    /// `stream` has passed this call; nobody else accesses C, or writes to A, B or the bias, meanwhile. The group
+    /// outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
@@ -164,10 +167,11 @@ impl Phased for AgGemm {
 
     fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
-        let (k, columns, dtype) = (self.spec.k, self.columns(rank).len(), self.spec.dtype);
+        let (k, weight_rows, dtype) = (self.spec.k, self.weight_rows(rank).len(), self.spec.dtype);
         Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
-        call.b.check("B", columns, k, dtype)?;
-        call.c.check("C", call.m, columns, dtype)?;
+        call.b.check("B", weight_rows, k, dtype)?;
+        check_bias(call.bias, weight_rows, dtype)?;
+        call.c.check("C", call.m, self.columns(rank).len(), dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
         Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
     }
@@ -251,7 +255,7 @@ impl AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
-        let (rows, columns) = (call.m, self.columns(rank).len());
+        let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
         let params = GemmParams {
             a,
             b: call.b.address,
@@ -260,7 +264,8 @@ impl AgGemm {
             ldb: call.b.pitch as u64,
             ldc: call.c.pitch as u64,
             gates: self.gather.gates(rank),
-            n: kernel_size("n", columns)?,
+            bias: call.bias.unwrap_or_default(),
+            n: kernel_size("n", weight_rows)?,
             k: kernel_size("k", self.spec.k)?,
             gate_epoch: epoch,
             wait: self.group.members().faults[rank].bound(self.op),
@@ -271,23 +276,26 @@ impl AgGemm {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            activation: self.spec.activation,
             shards: Shards::new(rows, world_size)?,
             params,
             destinations: None,
         };
-        let tables = |tile| match policy {
-            Policy::AllGather => self.fused_tables(rank, rows, tile),
-            _ => plain_tables(rows, tile, columns),
+        let tables = |tiling: &Tiling| match policy {
+            Policy::AllGather => self.fused_tables(rank, rows, tiling),
+            _ => plain_tables(rows, tiling, weight_rows),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
-    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let chunks = self.gather.chunks(m)?;
-        let order = TileOrder::all_gather(*chunks.shards(), rank, tile, self.columns(rank).len())?;
-        Ok(ScheduleTables::new(&order.grouped_within(self.chunk_rows), |tile, entry| {
+        let order =
+            TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.weight_rows(rank).len())?;
+        let order = order.swept_by(tiling.group_rows).grouped_within(self.chunk_rows);
+        Ok(ScheduleTables::new(&order, |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);
                 entry.gate_begin = u32::try_from(gate.start).unwrap_or(u32::MAX);

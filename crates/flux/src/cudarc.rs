@@ -9,40 +9,46 @@ use flux_launch::DType;
 use flux_memory::Stream;
 
 impl AgGemm {
-    /// [`AgGemm::enqueue`] for tensors without gaps: `a` `[m_r, K]`, `b` `[N_r, K]`, `c` `[m, N_r]`, on `stream`.
+    /// [`AgGemm::enqueue`] for tensors without gaps: `a` `[m_r, K]`, `b` `[N_r, K]`, `c` as many columns as
+    /// [`AgGemm::columns`]; `bias`, if any, `[N_r]`; on `stream`.
+    #[allow(clippy::too_many_arguments)]
     pub fn enqueue_cudarc<T: Element>(
         &self,
         rank: usize,
         m: usize,
         a: &impl DevicePtr<T>,
         b: &impl DevicePtr<T>,
+        bias: Option<&dyn DevicePtr<T>>,
         c: &mut impl DevicePtrMut<T>,
         stream: &CudaStream,
     ) -> Result<PathChoice> {
-        let (k, columns) = (self.spec().k, self.columns(rank).len());
-        let shapes = [[self.rows(rank, m).len(), k], [columns, k], [m, columns]];
+        let (k, weight_rows) = (self.spec().k, self.weight_rows(rank).len());
+        let shapes = [[self.rows(rank, m).len(), k], [weight_rows, k], [m, self.columns(rank).len()]];
         with_tensors(
             (self.group(), self.spec().dtype),
             rank,
-            (a, b, c),
+            (a, b, bias, c),
             shapes,
             stream,
-            |[a, b, c], stream| {
+            |[a, b, c], bias, stream| {
                 // SAFETY: the lengths were checked; cudarc orders later uses of the tensors after this stream's work.
-                unsafe { self.enqueue(rank, &AgGemmCall { m, a: a.address, b, c }, stream) }
+                unsafe { self.enqueue(rank, &AgGemmCall { m, a: a.address, b, bias, c }, stream) }
             },
         )
     }
 }
 
 impl GemmRs {
-    /// [`GemmRs::enqueue`] for tensors without gaps: `a` `[m, K_r]`, `b` `[N, K_r]`, `c` `[m_r, N]`, on `stream`.
+    /// [`GemmRs::enqueue`] for tensors without gaps: `a` `[m, K_r]`, `b` `[N, K_r]`, `c` `[m_r, N]`; `bias`, if
+    /// any, `[N]`; on `stream`.
+    #[allow(clippy::too_many_arguments)]
     pub fn enqueue_cudarc<T: Element>(
         &self,
         rank: usize,
         m: usize,
         a: &impl DevicePtr<T>,
         b: &impl DevicePtr<T>,
+        bias: Option<&dyn DevicePtr<T>>,
         c: &mut impl DevicePtrMut<T>,
         stream: &CudaStream,
     ) -> Result<PathChoice> {
@@ -51,25 +57,28 @@ impl GemmRs {
         with_tensors(
             (self.group(), self.spec().dtype),
             rank,
-            (a, b, c),
+            (a, b, bias, c),
             shapes,
             stream,
-            |[a, b, c], stream| {
+            |[a, b, c], bias, stream| {
                 // SAFETY: as above.
-                unsafe { self.enqueue(rank, &GemmRsCall { m, a, b, c }, stream) }
+                unsafe { self.enqueue(rank, &GemmRsCall { m, a, b, bias, c }, stream) }
             },
         )
     }
 }
 
 impl GemmAr {
-    /// [`GemmAr::enqueue`] for tensors without gaps: `a` `[m, K_r]`, `b` `[N, K_r]`, `c` `[m, N]`, on `stream`.
+    /// [`GemmAr::enqueue`] for tensors without gaps: `a` `[m, K_r]`, `b` `[N, K_r]`, `c` `[m, N]`; `bias`, if any,
+    /// `[N]`; on `stream`.
+    #[allow(clippy::too_many_arguments)]
     pub fn enqueue_cudarc<T: Element>(
         &self,
         rank: usize,
         m: usize,
         a: &impl DevicePtr<T>,
         b: &impl DevicePtr<T>,
+        bias: Option<&dyn DevicePtr<T>>,
         c: &mut impl DevicePtrMut<T>,
         stream: &CudaStream,
     ) -> Result<PathChoice> {
@@ -78,35 +87,44 @@ impl GemmAr {
         with_tensors(
             (self.group(), self.spec().dtype),
             rank,
-            (a, b, c),
+            (a, b, bias, c),
             shapes,
             stream,
-            |[a, b, c], stream| {
+            |[a, b, c], bias, stream| {
                 // SAFETY: as above.
-                unsafe { self.enqueue(rank, &GemmArCall { m, a, b, c }, stream) }
+                unsafe { self.enqueue(rank, &GemmArCall { m, a, b, bias, c }, stream) }
             },
         )
     }
 }
 
-/// Checks the tensors of a call of `rank` against the rows and columns in `shapes`, and hands them to `enqueue`.
+/// A, B, the bias and C.
+type Tensors<'a, T, A, B, C> = (&'a A, &'a B, Option<&'a dyn DevicePtr<T>>, &'a mut C);
+
+/// Checks the tensors of a call of `rank` against the rows and columns in `shapes`, and hands them to `enqueue`. A bias
+/// has an element for each row of B.
 fn with_tensors<T: Element>(
     (group, dtype): (&Group, DType),
     rank: usize,
-    (a, b, c): (&impl DevicePtr<T>, &impl DevicePtr<T>, &mut impl DevicePtrMut<T>),
+    (a, b, bias, c): Tensors<'_, T, impl DevicePtr<T>, impl DevicePtr<T>, impl DevicePtrMut<T>>,
     shapes: [[usize; 2]; 3],
     stream: &CudaStream,
-    enqueue: impl FnOnce([Matrix; 3], &Stream) -> Result<PathChoice>,
+    enqueue: impl FnOnce([Matrix; 3], Option<Address>, &Stream) -> Result<PathChoice>,
 ) -> Result<PathChoice> {
     let borrowed = borrow::<T>(group, rank, dtype, stream)?;
     check_len("A", a, shapes[0])?;
     check_len("B", b, shapes[1])?;
     check_len("C", c, shapes[2])?;
+    if let Some(bias) = bias.filter(|bias| bias.len() < shapes[1][0]) {
+        let reason = format!("it has {} elements, but there are {} rows", bias.len(), shapes[1][0]);
+        return Err(Error::BadBias { reason });
+    }
     let ((a, _reads_a), (b, _reads_b)) = (a.device_ptr(stream), b.device_ptr(stream));
+    let bias = bias.map(|bias| bias.device_ptr(stream));
     let (c, _writes_c) = c.device_ptr_mut(stream);
     let [a, b, c] = [(a, 0), (b, 1), (c, 2)]
         .map(|(address, index)| Matrix::contiguous(Address(address), shapes[index][1]));
-    enqueue([a, b, c], &borrowed)
+    enqueue([a, b, c], bias.as_ref().map(|(bias, _read)| Address(*bias)), &borrowed)
 }
 
 fn borrow<T: Element>(group: &Group, rank: usize, dtype: DType, stream: &CudaStream) -> Result<Stream> {

@@ -60,6 +60,31 @@ pub enum Error {
         /// What is wrong, and what would be right.
         reason: String,
     },
+    /// A bias that cannot be what it is said to be.
+    #[error("the bias: {reason}; pass the address of one element for each row of the rank's weight, or none")]
+    BadBias {
+        /// What is wrong.
+        reason: String,
+    },
+    /// An activation behind a sum over ranks.
+    #[error(
+        "{op} applies no activation, but {activation} was asked for: in a transformer layer none follows a row-parallel \
+         linear; give the activation to the AgGemm before it"
+    )]
+    ActivationAfterSum {
+        /// The operation.
+        op: &'static str,
+        /// What was asked for.
+        activation: flux_launch::Activation,
+    },
+    /// SwiGLU of a weight with an odd number of rows.
+    #[error(
+        "swiglu takes the weight's rows in pairs, gate and up, but n is {n}, which is odd; interleave the two weights"
+    )]
+    UnpairedRows {
+        /// Rows of the whole weight.
+        n: usize,
+    },
     /// A stream of another backend or device than the rank's.
     #[error(
         "the stream runs on {stream}, but rank {rank} lives on {device}; pass a stream of the rank's device"

@@ -1,4 +1,4 @@
-//! GEMM + AllReduce: C [M, N] = Σ over ranks of A_s · B_sᵀ, the same bits on every rank.
+//! GEMM + AllReduce: C [M, N] = Σ over ranks of A_s · B_sᵀ, plus a bias, the same bits on every rank.
 //!
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here in one of two forms, by the number of rows:
@@ -11,6 +11,7 @@
 //! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both.
 
 use crate::call::{self, OpState, Phase, Phased};
+use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
@@ -51,6 +52,9 @@ pub struct GemmArCall {
     pub a: Matrix,
     /// The rank's columns of the weight, `[N, K_r]`.
     pub b: Matrix,
+    /// `[N]`: added to every row of the sum over ranks, once, before the rounding. Every rank adds its own to the rows
+    /// that it sums, so all must hold the same.
+    pub bias: Option<Address>,
     /// The whole result, `[m, N]`.
     pub c: Matrix,
 }
@@ -58,10 +62,12 @@ pub struct GemmArCall {
 impl GemmAr {
     /// Allocates, for every rank, what one-shot calls need (slots of `world_size` · [`GemmAr::one_shot_rows`] · N elements)
     /// and, if calls may have more rows than that, what the two steps need (slots and gathered rows, `max_m · N` elements
-    /// each); unless all calls are fused, partial sums of as many rows; the signals and the schedules. Loads the kernels.
-    /// Calls allocate nothing on a GPU.
+    /// each); unless all calls are fused, or where tiles are relayed, partial sums of as many rows, as for [`crate::GemmRs`];
+    /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU. Activations are
+    /// refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
+        check_no_activation("gemm-ar", &spec)?;
         let row_bytes = spec.n * spec.dtype.bytes();
         let one_shot_rows =
             spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
@@ -141,13 +147,14 @@ impl GemmAr {
         self.one_shot_rows
     }
 
-    /// What `rank`'s peers write to, each with its size in bytes: the slots of one-shot calls, those of calls in two
-    /// steps, and the gathered rows.
-    pub fn buffers(&self, rank: usize) -> [(Address, usize); 3] {
+    /// What calls write to on their way to C, each with its size in bytes: `rank`'s slots of one-shot calls, those of calls in
+    /// two steps, the gathered rows, and the tiles that are relayed (null and 0 if none are).
+    pub fn buffers(&self, rank: usize) -> [(Address, usize); 4] {
         [
             (self.one_shot.slots(rank), self.one_shot.slots_bytes()),
             (self.scattered.slots(rank), self.scattered.slots_bytes()),
             (self.gather.gathered(rank), self.gathered_rows * self.row_bytes()),
+            self.scattered.relayed_tiles(rank),
         ]
     }
 
@@ -156,8 +163,9 @@ impl GemmAr {
     /// a GPU are called together, with [`GemmAr::enqueue_all`].
     ///
     /// # Safety
-    /// The matrices are live, of the extents that [`GemmArCall`] says, and reachable by the rank's device, until `stream`
-    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    /// The matrices are live, of the extents that [`GemmArCall`] says, and reachable by the rank's device, until
+    /// `stream` has passed this call; nobody else accesses C, or writes to A, B or the bias, meanwhile. The group
+    /// outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
@@ -201,10 +209,11 @@ impl Phased for GemmAr {
     }
 
     fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(usize, PathChoice)> {
-        self.scattered.check(rank, call.m, call.a, call.b, stream)?;
+        self.scattered.check(rank, call.m, (call.a, call.b, call.bias), stream)?;
         call.c.check("C", call.m, self.spec.n, self.spec.dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose_all_reduce(self.spec.path, self.one_shot_rows, &shards, self.tile())))
+        let (delivery, rows) = (self.scattered.delivery(), self.one_shot_rows);
+        Ok((call.m, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
     }
 
     unsafe fn phase(
@@ -222,7 +231,8 @@ impl Phased for GemmAr {
             calls.fetch_add(1, Ordering::Relaxed);
         }
         let epoch = calls.load(Ordering::Relaxed);
-        let part = Partial { rank, epoch, path, m: call.m, a: call.a, b: call.b };
+        let GemmArCall { m, a, b, bias, .. } = *call;
+        let part = Partial { rank, epoch, path, m, a, b, bias };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {

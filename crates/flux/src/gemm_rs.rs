@@ -1,11 +1,12 @@
-//! GEMM + ReduceScatter: C_r [M_r, N] = rows r of Σ over ranks of A_s · B_sᵀ.
+//! GEMM + ReduceScatter: C_r [M_r, N] = rows r of Σ over ranks of A_s · B_sᵀ, plus a bias.
 //!
 //! *The schedule decides, for each tile, what it waits for and where it goes; so communication starts when the first
 //! tile ends.* Here: tiles are computed destination by destination, from the next rank around to the own one, and each
-//! goes straight into this rank's slot at its owner. The owner sums its slots in rank order: same inputs, same bits,
-//! whatever the timing. How: `reduction.rs`.
+//! goes into this rank's slot at its owner: straight, or relayed by the copy engine. The owner sums its slots in rank order:
+//! same inputs, same bits, whatever the timing. How: `reduction.rs`.
 
 use crate::call::{self, OpState, Phase, Phased};
+use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
@@ -33,15 +34,20 @@ pub struct GemmRsCall {
     pub a: Matrix,
     /// The rank's columns of the weight, `[N, K_r]`.
     pub b: Matrix,
+    /// `[N]`: added to the rank's rows of the sum over ranks, once, before the rounding.
+    pub bias: Option<Address>,
     /// The rank's rows of the result, `[m_r, N]`: `m_r` is [`GemmRs::rows`].
     pub c: Matrix,
 }
 
 impl GemmRs {
     /// Allocates, for every rank, the slots (`max_m · N` elements), the same again for partial sums unless all calls are
-    /// fused, the signals and the schedules, and loads the kernels. Calls allocate nothing on a GPU.
+    /// fused and deliver directly, the signals and the schedules, and loads the kernels. (Partial sums take as much twice if
+    /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
+    /// nothing on a GPU. Activations are refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
+        check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
         let state = OpState::new(reduction::schedules(group, &spec)?);
@@ -87,13 +93,20 @@ impl GemmRs {
         self.reduction.slots_bytes()
     }
 
+    /// Where `rank`'s GEMM writes the tiles that are relayed to their owners, `[world_size, rows of the largest shard,
+    /// pitch]`, and the size of that buffer in bytes; null and 0 if none are.
+    pub fn relayed_tiles(&self, rank: usize) -> (Address, usize) {
+        self.reduction.relayed_tiles(rank)
+    }
+
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
     /// a GPU are called together, with [`GemmRs::enqueue_all`].
     ///
     /// # Safety
-    /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until `stream`
-    /// has passed this call; nobody else accesses C, or writes to A or B, meanwhile. The group outlives the stream's work.
+    /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until
+    /// `stream` has passed this call; nobody else accesses C, or writes to A, B or the bias, meanwhile. The group
+    /// outlives the stream's work.
     pub unsafe fn enqueue(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<PathChoice> {
         self.group.check_alone(rank)?;
         // SAFETY: the caller's promise.
@@ -130,10 +143,11 @@ impl Phased for GemmRs {
     }
 
     fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {
-        self.reduction.check(rank, call.m, call.a, call.b, stream)?;
+        self.reduction.check(rank, call.m, (call.a, call.b, call.bias), stream)?;
         call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype)?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile())))
+        let delivery = self.reduction.delivery();
+        Ok((call.m, plan::choose_reduce_scatter(self.spec.path, delivery, &shards, self.tile())))
     }
 
     unsafe fn phase(
@@ -144,7 +158,8 @@ impl Phased for GemmRs {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let part = Partial { rank, epoch, path, m: call.m, a: call.a, b: call.b };
+        let GemmRsCall { m, a, b, bias, .. } = *call;
+        let part = Partial { rank, epoch, path, m, a, b, bias };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {

@@ -1,9 +1,10 @@
 #![doc = include_str!("../README.md")]
 
-mod activation;
 mod ag_gemm;
 mod call;
 mod cudarc;
+mod delivery;
+mod epilogue;
 mod error;
 mod gemm_ar;
 mod gemm_rs;
@@ -14,11 +15,11 @@ mod schedules;
 mod trace;
 mod whole;
 
-pub use activation::gelu;
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
+pub use delivery::Delivery;
 pub use error::Error;
-pub use flux_launch::{DType, Element, UnitTrace};
+pub use flux_launch::{Activation, DType, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
 pub use flux_swizzle::{Shards, TileShape};
 pub use flux_transport::{Direction, SignalLoss};

@@ -1,5 +1,7 @@
 //! Which way a call goes, and why.
 
+use crate::Delivery;
+use crate::delivery::{self, with_delivery};
 use flux_swizzle::{Shards, TileShape};
 
 /// A copy shorter than this does not reach the link's speed: over NVLink a 4 MiB push runs at 322 of 395 GB/s, a 1 MiB
@@ -64,6 +66,8 @@ impl std::fmt::Display for Path {
 pub struct PathChoice {
     /// The way.
     pub path: Path,
+    /// How tiles got to the ranks that sum them, never [`Delivery::Auto`]; none if they did not go by themselves.
+    pub delivery: Option<Delivery>,
     /// The reason, for people.
     pub why: &'static str,
 }
@@ -84,36 +88,67 @@ pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShap
         }
         PathPreference::Auto => (Path::Fused, "shards fill their tiles"),
     };
-    PathChoice { path, why }
+    PathChoice { path, delivery: None, why }
+}
+
+/// ReduceScatter: as [`choose`] says; fused, tiles are delivered in one of two ways.
+pub(crate) fn choose_reduce_scatter(
+    preference: PathPreference,
+    delivery: delivery::Choice,
+    shards: &Shards,
+    tile: TileShape,
+) -> PathChoice {
+    let choice = choose(preference, shards, tile);
+    if choice.path != Path::Fused {
+        return choice;
+    }
+    let why = match preference {
+        PathPreference::Auto => with_delivery!("shards fill their tiles", delivery),
+        _ => with_delivery!("as asked", delivery),
+    };
+    PathChoice { delivery: Some(delivery.delivery()), why, ..choice }
 }
 
 /// AllReduce: few rows go one-shot, whose tiles straddle no shards, because there are none; nor can shards go one by one.
 /// More rows go in two steps: as [`choose`] says, and then gathered.
 pub(crate) fn choose_all_reduce(
     preference: PathPreference,
+    delivery: delivery::Choice,
     one_shot_rows: usize,
     shards: &Shards,
     tile: TileShape,
 ) -> PathChoice {
     let one_shot = shards.total() <= one_shot_rows;
-    let PathChoice { path, why } = choose(preference, shards, tile);
+    let PathChoice { path, why, .. } = choose(preference, shards, tile);
     let (path, why) = match (preference, path, one_shot) {
         (_, Path::Local, _) => (path, why),
         (PathPreference::Auto, _, true) => {
             (Path::Fused, "few rows: tiles go to all ranks at once, and each sums all rows itself")
         }
-        (PathPreference::Auto, Path::Fused, false) => {
-            (path, "shards fill their tiles: tiles go to the rows' owners, whose sums are gathered")
-        }
+        (PathPreference::Auto, Path::Fused, false) => (
+            path,
+            with_delivery!(
+                "shards fill their tiles: tiles go to the rows' owners, whose sums are gathered",
+                delivery
+            ),
+        ),
         (PathPreference::Auto, _, false) => (path, why),
         (PathPreference::Chunked, _, true) => (
             Path::Unfused,
             "few rows, so every rank sums all rows itself: there are no shards to go one by one",
         ),
         (_, _, true) => (path, "as asked; few rows, so every rank sums all rows itself"),
+        (PathPreference::Fused, _, false) => (
+            path,
+            with_delivery!(
+                "as asked; each rank sums a shard of the rows, and the shards are gathered",
+                delivery
+            ),
+        ),
         (_, _, false) => (path, "as asked; each rank sums a shard of the rows, and the shards are gathered"),
     };
-    PathChoice { path, why }
+    let delivery = if one_shot { Delivery::Direct } else { delivery.delivery() };
+    PathChoice { path, delivery: (path == Path::Fused).then_some(delivery), why }
 }
 
 /// The most rows that are reduced one-shot, if the caller does not say.
@@ -146,6 +181,13 @@ mod tests {
             let shards = Shards::new(m, world_size).unwrap();
             assert_eq!(choose(PathPreference::Auto, &shards, TILE).path, path, "m = {m}, W = {world_size}");
             assert_eq!(choose(PathPreference::Fused, &shards, TILE).path, Path::Fused);
+            let delivery = delivery::Choice::RelayedAsAsked;
+            for preference in [PathPreference::Auto, PathPreference::Fused] {
+                let scattered = choose_reduce_scatter(preference, delivery, &shards, TILE);
+                assert_eq!(scattered.path, choose(preference, &shards, TILE).path);
+                assert_eq!(scattered.delivery.is_some(), scattered.path == Path::Fused);
+                assert_eq!(scattered.why.contains("relayed"), scattered.path == Path::Fused);
+            }
         }
     }
 
@@ -159,11 +201,16 @@ mod tests {
             (512, 8, Path::Fused, "gathered"),
         ] {
             let shards = Shards::new(m, world_size).unwrap();
-            let choice = choose_all_reduce(PathPreference::Auto, one_shot_rows(16_384), &shards, TILE);
+            let delivery = delivery::Choice::RelayedToOtherGpus;
+            let all_reduce = |preference, rows| choose_all_reduce(preference, delivery, rows, &shards, TILE);
+            let choice = all_reduce(PathPreference::Auto, one_shot_rows(16_384));
+            let relayed = choice.delivery == Some(Delivery::Relayed);
+            assert!(relayed == (m == 512) && relayed == choice.why.contains("relayed"), "{choice:?}");
+            assert_eq!(choice.delivery.is_some(), choice.path == Path::Fused);
             assert!(choice.path == path && choice.why.contains(why), "m = {m}, W = {world_size}: {choice:?}");
-            let asked = choose_all_reduce(PathPreference::Unfused, 64, &shards, TILE);
+            let asked = all_reduce(PathPreference::Unfused, 64);
             assert!(asked.path == Path::Unfused && asked.why.starts_with("as asked"), "{asked:?}");
-            let chunked = choose_all_reduce(PathPreference::Chunked, 64, &shards, TILE);
+            let chunked = all_reduce(PathPreference::Chunked, 64);
             let expected = if m <= 64 { Path::Unfused } else { Path::Chunked };
             assert!(chunked.path == expected, "m = {m}: {chunked:?}");
         }

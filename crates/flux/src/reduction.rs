@@ -1,19 +1,24 @@
 //! The sum over ranks of A_s · B_sᵀ, as far as GEMM+ReduceScatter and GEMM+AllReduce share it: the GEMM's tiles go into
-//! this rank's slots at the ranks that own the rows, and every owner sums its slots in rank order.
+//! this rank's slots at the ranks that own the rows, and every owner sums its slots in rank order. Two ways lead there, which
+//! the kernels do not tell apart, nor the owners: a tile's destination is the slot itself, or memory of this rank's, from
+//! which the transfer stream relays it.
 //!
-//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these in fp32 and
-//! rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
+//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these and
+//! the bias in fp32, and rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
 use crate::call::{check_call, kernel_size};
+use crate::delivery;
+use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
 use crate::schedules::{Gemm, Schedules, plain_tables};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Delivery, Group, Matrix, OpSpec, Result};
 use flux_launch::{
-    Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
+    Activation, Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
+    Tiling,
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
-use flux_transport::{PeerCopy, Scatter, ScatterSpec, TransferLog};
+use flux_transport::{PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
@@ -37,8 +42,7 @@ pub(crate) struct Reduction {
     chunk_rows: usize,
     tile: TileShape,
     pitch: usize,
-    /// Blocks of rows in a slot, each with a signal.
-    blocks: usize,
+    delivery: delivery::Choice,
     weight_shards: Shards,
     scatter: Scatter,
     /// Each rank's, in the order of [`destinations`].
@@ -57,11 +61,12 @@ pub(crate) struct Partial {
     pub(crate) m: usize,
     pub(crate) a: Matrix,
     pub(crate) b: Matrix,
+    pub(crate) bias: Option<Address>,
 }
 
 impl Reduction {
     /// Allocates, for calls of at most `max_rows` rows, every rank's slots, the same again for partial sums unless all
-    /// calls are fused, and the signals, and loads the kernels.
+    /// calls are fused and deliver directly, and the signals, and loads the kernels.
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
@@ -78,13 +83,15 @@ impl Reduction {
             Owners::All => max_rows,
         };
         let chunk_rows = spec.chunk_rows(row_bytes, tile, slot_rows);
-        let blocks = slot_rows.div_ceil(SIGNAL_ROWS);
+        let delivery = delivery::Choice::new(spec.delivery, group);
+        let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let scatter_spec = ScatterSpec {
             max_rows,
             row_bytes,
             chunk_rows,
-            blocks,
+            block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
+            relayed: may_fuse && delivery.delivery() == Delivery::Relayed,
             direction: spec.direction,
             placement: group.config().peer_memory,
             op,
@@ -100,7 +107,7 @@ impl Reduction {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
             let (device, table) = (group.device(rank)?, destinations(world_size, &scatter, rank, owners));
             tables.push(Destinations::new(device, spec.dtype, &table, slots)?);
-            let zeros = vec![0; blocks.saturating_mul(world_size).saturating_mul(size_of::<u32>())];
+            let zeros = vec![0; scatter.blocks().saturating_mul(world_size).saturating_mul(size_of::<u32>())];
             let of_rank = Buffer::allocate(device, zeros.len(), Placement::Device)?;
             of_rank.upload(&device.stream()?, 0, &zeros)?;
             counters.push(of_rank);
@@ -112,7 +119,7 @@ impl Reduction {
             chunk_rows,
             tile,
             pitch,
-            blocks,
+            delivery,
             weight_shards: Shards::new(spec.k, world_size)?,
             scatter,
             destinations: tables,
@@ -156,6 +163,16 @@ impl Reduction {
         self.group.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.bytes()
     }
 
+    /// How fused calls deliver their tiles, but for those that go to all.
+    pub(crate) const fn delivery(&self) -> delivery::Choice {
+        self.delivery
+    }
+
+    /// The memory that `rank`'s tiles are relayed from, and its size in bytes; null and 0 if none are.
+    pub(crate) fn relayed_tiles(&self, rank: usize) -> (Address, usize) {
+        self.scatter.relayed_tiles(rank)
+    }
+
     /// Waits on this thread until everything that was enqueued for transfers has ended.
     pub(crate) fn settle(&self) {
         self.scatter.settle();
@@ -167,15 +184,22 @@ impl Reduction {
     }
 
     /// Checks a part of a call, but for its output.
-    pub(crate) fn check(&self, rank: usize, m: usize, a: Matrix, b: Matrix, stream: &Stream) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        rank: usize,
+        m: usize,
+        (a, b, bias): (Matrix, Matrix, Option<Address>),
+        stream: &Stream,
+    ) -> Result<()> {
         check_call(&self.group, &self.spec, rank, m, stream)?;
         let depth = self.depth(rank).len();
         a.check("A", m, depth, self.spec.dtype)?;
-        b.check("B", self.spec.n, depth, self.spec.dtype)
+        b.check("B", self.spec.n, depth, self.spec.dtype)?;
+        check_bias(bias, self.spec.n, self.spec.dtype)
     }
 
-    /// Begins a part of a call: the GEMM, into the owners' slots if fused, else into memory from which
-    /// [`Reduction::transfer`] moves its rows; if chunked, a GEMM for each owner, and its rows move when it has ended.
+    /// Begins a part of a call: the GEMM, into the owners' slots if fused and delivered directly, else into memory from
+    /// which [`Reduction::transfer`] moves its rows; if chunked, a GEMM for each owner, and its rows move when it has ended.
     ///
     /// # Safety
     /// The part's matrices are live, of the call's extents, and reachable by the rank's device until `stream` has passed
@@ -193,6 +217,10 @@ impl Reduction {
             match part.path {
                 Path::CommunicationOnly => {}
                 Path::Chunked => return self.gemm_by_owner(part, partial, schedules, stream),
+                Path::Fused => {
+                    self.scatter.begin_relay(part.rank, stream)?;
+                    self.gemm(part, partial, schedules, stream)?;
+                }
                 _ => self.gemm(part, partial, schedules, stream)?,
             }
             if part.path != Path::Fused {
@@ -236,7 +264,7 @@ impl Reduction {
         // SAFETY: the caller's promise.
         unsafe {
             match part.path {
-                Path::Fused => {}
+                Path::Fused => self.scatter.relay(rank, epoch, m)?,
                 Path::Chunked => self.scatter.transfer_rest(rank, epoch, m, stream)?,
                 _ => self.scatter.transfer(rank, epoch, m, stream)?,
             }
@@ -244,15 +272,15 @@ impl Reduction {
         Ok(())
     }
 
-    /// Sums the rank's rows into `out`, each tile when its signals are up (of its block of rows if fused, else one per source),
-    /// and lets the sources overwrite its slots.
+    /// Sums the rank's rows, and the bias, into `out`, each tile when its signals are up (of its block of rows if
+    /// fused, else one per source), and lets the sources overwrite its slots.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `out`, which has the rank's rows.
     pub(crate) unsafe fn finish(&self, part: &Partial, out: Matrix, stream: &Stream) -> Result<()> {
         let rank = part.rank;
         let (signals, source_stride, signal_rows) = match part.path {
-            Path::Fused => (self.scatter.gates(rank), self.blocks, SIGNAL_ROWS),
+            Path::Fused => (self.scatter.gates(rank), self.scatter.blocks(), SIGNAL_ROWS),
             _ => (self.scatter.arrived(rank), 1, self.scatter.slot_rows().max(1)),
         };
         let params = SumParams {
@@ -261,6 +289,7 @@ impl Reduction {
             ld_slot: self.pitch as u64,
             out: out.address,
             ld_out: out.pitch as u64,
+            bias: part.bias.unwrap_or_default(),
             signals,
             source_stride: kernel_size("the number of blocks of rows", source_stride)?,
             signal_rows: kernel_size("the number of rows", signal_rows)?,
@@ -278,7 +307,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// The GEMM by itself: into the owners' slots if fused (of `c`, only the pitch counts), else into `c`.
+    /// The GEMM by itself: to its tiles' destinations if fused (of `c`, only the pitch counts), else into `c`. The bias is
+    /// added here only if there is no sum over ranks to add it to.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `c`.
@@ -289,7 +319,8 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let Partial { rank, epoch, path, m, a, b } = *part;
+        let Partial { rank, epoch, path, m, a, b, bias } = *part;
+        let bias = bias.filter(|_| path == Path::Local);
         let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
             Owners::Shards => 1,
@@ -304,6 +335,7 @@ impl Reduction {
             ldc: c.pitch as u64,
             gates: self.scatter.gates(rank),
             counters: self.counters[rank].address(),
+            bias: bias.unwrap_or_default(),
             n: kernel_size("n", self.spec.n)?,
             k: kernel_size("k", self.depth(rank).len())?,
             gate_epoch: epoch.wrapping_sub(1), // the owners have summed the call before
@@ -317,13 +349,14 @@ impl Reduction {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            activation: Activation::None,
             shards: if fused { self.shards(m)? } else { Shards::new(m, 1)? },
             params,
             destinations: fused.then(|| &self.destinations[rank]),
         };
-        let tables = |tile| match policy {
-            Policy::ReduceScatter => self.fused_tables(rank, m, tile),
-            _ => plain_tables(m, tile, self.spec.n),
+        let tables = |tiling: &Tiling| match policy {
+            Policy::ReduceScatter => self.fused_tables(rank, m, tiling),
+            _ => plain_tables(m, tiling, self.spec.n),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
         unsafe { schedules.launch(stream, &gemm, tables) }
@@ -337,30 +370,34 @@ impl Reduction {
         })
     }
 
-    /// Each tile's place in the slots, and what it waits for: that all who get it have summed what was there before.
-    fn fused_tables(&self, rank: usize, m: usize, tile: TileShape) -> Result<ScheduleTables> {
+    /// Each tile's place at its destination, and what it waits for: if that is a slot, that the owner has summed what was
+    /// there before.
+    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let world_size = self.group.world_size();
         // Destination by destination, from the next rank around to this one; or each tile to all.
         let shards = self.shards(m)?;
         let order = match self.owners {
-            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tile, self.spec.n)?,
-            Owners::All => TileOrder::plain(m, tile, self.spec.n)?,
+            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?,
+            Owners::All => TileOrder::plain(m, tiling.shape, self.spec.n)?,
         };
-        let owners = |tile: &RowTile| match self.owners {
-            Owners::Shards => tile.shard..tile.shard + 1,
-            Owners::All => 0..world_size,
+        let order = order.swept_by(tiling.group_rows);
+        let target = |tile: &RowTile| match self.owners {
+            Owners::Shards => {
+                let target = self.scatter.target(rank, tile.shard);
+                (target.gate, target.signal_rows)
+            }
+            Owners::All => (self.scatter.gate(0)..self.scatter.gate(world_size), SIGNAL_ROWS),
         };
         Ok(ScheduleTables::new(&order, |tile, entry| {
-            let owners = owners(tile);
-            entry.gate_begin = number(self.scatter.gate(owners.start));
-            entry.gate_end = number(self.scatter.gate(owners.end));
-            entry.destination = number(owners.start);
-            entry.peer = number(owners.start);
+            let (gate, signal_rows) = target(tile);
+            (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
+            entry.destination = number(tile.shard);
+            entry.peer = number(tile.shard);
             let row = tile.rows.start - shards.range(tile.shard).start;
             entry.destination_row = number(row);
-            entry.signal = number(row / SIGNAL_ROWS);
-            entry.counter = number(tile.shard * self.blocks + row / SIGNAL_ROWS);
+            entry.signal = number(row / signal_rows);
+            entry.counter = number(tile.shard * self.scatter.blocks() + row / signal_rows);
         })?)
     }
 }
@@ -371,10 +408,8 @@ fn destinations(world_size: usize, scatter: &Scatter, rank: usize, owners: Owner
     let first = if owners == Owners::All { rank + 1 } else { 0 };
     (0..world_size)
         .map(|index| (first + index) % world_size)
-        .map(|peer| Destination {
-            slot: scatter.slot(peer, rank),
-            signals: scatter.block_signals(peer, rank),
-        })
+        .map(|peer| scatter.target(rank, peer))
+        .map(|Target { slot, signals, .. }| Destination { slot, signals })
         .collect()
 }
 

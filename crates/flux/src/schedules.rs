@@ -3,11 +3,11 @@
 use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
-    DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables, Tiling,
-    Trace,
+    Activation, DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Schedule, ScheduleTables,
+    Tiling, Trace,
 };
 use flux_memory::{Event, Stream};
-use flux_swizzle::{Shards, TileOrder, TileShape};
+use flux_swizzle::{Shards, TileOrder};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
@@ -18,6 +18,7 @@ pub(crate) struct Gemm<'a> {
     pub(crate) launcher: &'a Launcher,
     pub(crate) policy: Policy,
     pub(crate) dtype: DType,
+    pub(crate) activation: Activation,
     /// The rows, and the shards that tiles do not straddle.
     pub(crate) shards: Shards,
     pub(crate) params: GemmParams,
@@ -34,8 +35,9 @@ impl Gemm<'_> {
 }
 
 /// The schedule of a GEMM that waits for nothing: its rows are C's.
-pub(crate) fn plain_tables(rows: usize, tile: TileShape, columns: usize) -> Result<ScheduleTables> {
-    Ok(ScheduleTables::new(&TileOrder::plain(rows, tile, columns)?, |_, _| {})?)
+pub(crate) fn plain_tables(rows: usize, tiling: &Tiling, columns: usize) -> Result<ScheduleTables> {
+    let order = TileOrder::plain(rows, tiling.shape, columns)?.swept_by(tiling.group_rows);
+    Ok(ScheduleTables::new(&order, |_, _| {})?)
 }
 
 /// What a schedule depends on, within an operation: the rows, what is done with them, and whether the operands are aligned,
@@ -115,7 +117,7 @@ impl Schedules {
         &mut self,
         stream: &Stream,
         gemm: &Gemm<'_>,
-        tables: impl FnOnce(TileShape) -> Result<ScheduleTables>,
+        tables: impl FnOnce(&Tiling) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
         let aligned = gemm.params.are_operands_aligned();
@@ -129,7 +131,7 @@ impl Schedules {
         if found.is_none() {
             entry.key = None;
             let tiling = gemm.tiling(aligned)?;
-            let tables = tables(tiling.shape)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
+            let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.
             unsafe { entry.schedule.write(stream, &tables)? };
@@ -137,10 +139,10 @@ impl Schedules {
         }
         entry.last_used = self.turn;
         if let Some(tiling) = &entry.tiling {
-            let Gemm { launcher, policy, dtype, destinations, shards, params } = *gemm;
+            let Gemm { launcher, policy, dtype, activation, destinations, shards, params } = *gemm;
             let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, ..params };
             let (schedule, trace) = (&entry.schedule, self.trace.as_ref());
-            let launch = Launch { policy, dtype, tiling, schedule, destinations, trace };
+            let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
             // of a rank, and so its launches, come one after the other.
             unsafe { launcher.gemm(stream, &launch, &params)? };

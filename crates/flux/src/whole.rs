@@ -2,8 +2,8 @@
 //! out and for checking it. Between ranks' calls nothing goes through here.
 
 use crate::{
-    AgGemm, AgGemmCall, Buffer, CallTrace, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall, Group,
-    Matrix, OpSpec, PathChoice, Placement, Result, Stream,
+    Address, AgGemm, AgGemmCall, Buffer, CallTrace, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall,
+    Group, Matrix, OpSpec, PathChoice, Placement, Result, Stream,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -43,9 +43,13 @@ impl Part {
 pub trait Operation: sealed::Sealed {
     /// What it was built for.
     fn spec(&self) -> &OpSpec;
-    /// `rank`'s parts of A, B and C in a call with `m` rows.
+    /// Columns of the whole C: N, or half as many with SwiGLU.
+    fn result_columns(&self) -> usize {
+        self.spec().n / self.spec().activation.sums_per_column()
+    }
+    /// `rank`'s parts of A, B and C in a call with `m` rows. Its part of a bias is as long as its B has rows.
     fn parts(&self, rank: usize, m: usize) -> [Part; 3];
-    /// Enqueues a call of all ranks, given each one's parts of A, B and C.
+    /// Enqueues a call of all ranks, given each one's parts of A, B and C, and of the bias if there is one.
     ///
     /// # Safety
     /// As for the operation's own `enqueue_all`.
@@ -53,6 +57,7 @@ pub trait Operation: sealed::Sealed {
         &self,
         m: usize,
         parts: &[[Matrix; 3]],
+        biases: Option<&[Address]>,
         streams: &[&Stream],
     ) -> Result<PathChoice>;
     /// What each rank's last call did, and when: as the operation's own `traces`.
@@ -67,17 +72,33 @@ mod sealed {
     impl Sealed for crate::GemmAr {}
 }
 
+/// A rank's A, B and C, and its part of the bias.
+type Placed = ([Matrix; 3], Option<Address>);
+
+/// Each rank's matrices with its part of the bias.
+fn with_biases<'a>(
+    parts: &'a [[Matrix; 3]],
+    biases: Option<&'a [Address]>,
+) -> Result<impl Iterator<Item = Placed> + 'a> {
+    match biases {
+        Some(biases) if biases.len() != parts.len() => {
+            Err(Error::NotOnePerRank { what: "biases", given: biases.len(), world_size: parts.len() })
+        }
+        _ => Ok(parts.iter().enumerate().map(move |(rank, part)| (*part, biases.map(|biases| biases[rank])))),
+    }
+}
+
 impl Operation for AgGemm {
     fn spec(&self) -> &OpSpec {
         AgGemm::spec(self)
     }
 
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
-        let (k, own) = (self.spec().k, self.columns(rank));
+        let k = self.spec().k;
         [
             Part { rows: self.rows(rank, m), columns: 0..k },
-            Part { rows: own.clone(), columns: 0..k },
-            Part { rows: 0..m, columns: own },
+            Part { rows: self.weight_rows(rank), columns: 0..k },
+            Part { rows: 0..m, columns: self.columns(rank) },
         ]
     }
 
@@ -85,9 +106,11 @@ impl Operation for AgGemm {
         &self,
         m: usize,
         parts: &[[Matrix; 3]],
+        biases: Option<&[Address]>,
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| AgGemmCall { m, a: a.address, b, c }).collect();
+        let call = |([a, b, c], bias): Placed| AgGemmCall { m, a: a.address, b, bias, c };
+        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -115,9 +138,11 @@ impl Operation for GemmRs {
         &self,
         m: usize,
         parts: &[[Matrix; 3]],
+        biases: Option<&[Address]>,
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmRsCall { m, a, b, c }).collect();
+        let call = |([a, b, c], bias): Placed| GemmRsCall { m, a, b, bias, c };
+        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -146,9 +171,11 @@ impl Operation for GemmAr {
         &self,
         m: usize,
         parts: &[[Matrix; 3]],
+        biases: Option<&[Address]>,
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let calls: Vec<_> = parts.iter().map(|&[a, b, c]| GemmArCall { m, a, b, c }).collect();
+        let call = |([a, b, c], bias): Placed| GemmArCall { m, a, b, bias, c };
+        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -174,6 +201,8 @@ struct Rank {
     stream: Arc<Stream>,
     a: Matrix,
     b: Matrix,
+    b_rows: Range<usize>,
+    bias: Option<Buffer>,
     c: Matrix,
     c_part: Part,
     c_buffer: Buffer,
@@ -233,28 +262,34 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             let c_address = c_buffer.address().add(GUARD * size_of::<E>());
             let c = Matrix::contiguous(c_address, c_part.columns.len());
             let _a_and_b = a_buffer.into_iter().chain([b_buffer]).collect();
-            Ok(Rank { stream, a, b, c, c_part, c_buffer, _a_and_b })
+            Ok(Rank { stream, a, b, b_rows: b_part.rows, bias: None, c, c_part, c_buffer, _a_and_b })
         };
         let ranks = group.local_ranks().map(place).collect::<Result<_>>()?;
         Ok(Self { group: group.clone(), op, m, ranks, element: PhantomData })
     }
 
+    /// Places `bias` `[n]`, for calls from now on.
+    pub fn with_bias(mut self, bias: &[E]) -> Result<Self> {
+        let n = self.op.spec().n;
+        if bias.len() != n {
+            return Err(Error::BadBias {
+                reason: format!("{} elements were given for {n} rows", bias.len()),
+            });
+        }
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
+            rank.bias = Some(upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?);
+        }
+        Ok(self)
+    }
+
     /// Enqueues one call of all ranks.
     pub fn enqueue(&self) -> Result<PathChoice> {
+        let biases: Option<Vec<_>> =
+            self.ranks.iter().map(|rank| rank.bias.as_ref().map(Buffer::address)).collect();
         let parts: Vec<_> = self.ranks.iter().map(|rank| [rank.a, rank.b, rank.c]).collect();
         let streams: Vec<_> = self.streams().collect();
         // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
-        unsafe { self.op.enqueue_parts(self.m, &parts, &streams) }
-    }
-
-    /// Enqueues GELU of every rank's part of C, in place.
-    pub fn gelu(&self) -> Result<()> {
-        for (index, rank) in self.ranks.iter().enumerate() {
-            let (dtype, len) = (E::DTYPE, rank.c_part.len());
-            // SAFETY: the rank's own output, which outlives its stream's work.
-            unsafe { crate::gelu(&self.group, index, dtype, rank.c.address, len, &rank.stream)? };
-        }
-        Ok(())
+        unsafe { self.op.enqueue_parts(self.m, &parts, biases.as_deref(), &streams) }
     }
 
     /// The ranks' streams.
@@ -268,11 +303,11 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         self.group.check()
     }
 
-    /// Waits for all ranks and puts C `[m, n]` together; NaN where no call has written yet. Ranks that hold the same part
-    /// must hold the same bits.
+    /// Waits for all ranks and puts C `[m, n]` (`[m, n / 2]` with SwiGLU) together; NaN where no call has written yet.
+    /// Ranks that hold the same part must hold the same bits.
     pub fn result(&self) -> Result<Vec<E>> {
         self.synchronize()?;
-        let n = self.op.spec().n;
+        let n = self.op.result_columns();
         let mut whole = zeroed::<E>(self.m.saturating_mul(n))?;
         let mut first: Option<Vec<E>> = None;
         for (index, rank) in self.ranks.iter().enumerate() {

@@ -4,7 +4,7 @@ use super::cublas::Multiplication;
 use super::operands::{Expected, Operands};
 use super::report::{Measured, Role};
 use crate::error::Error;
-use flux::{Element, Matrix, Operation, Stream, Timer};
+use flux::{Delivery, Element, Matrix, Operation, PathChoice, Stream, Timer};
 use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -61,6 +61,8 @@ pub(crate) struct Contender<'a, E: Element> {
     timer: Timer,
     /// Once it is verified.
     error: Option<f64>,
+    /// How its verified call delivered its tiles.
+    delivery: Option<Delivery>,
 }
 
 impl<'a, E: Element> Contender<'a, E> {
@@ -87,16 +89,19 @@ impl<'a, E: Element> Contender<'a, E> {
             turn: Cell::new(0),
             timer,
             error: None,
+            delivery: None,
         })
     }
 
-    /// Enqueues a call on the next copy of the operands.
-    fn enqueue(&self) -> Result<(), Error> {
+    /// Enqueues a call on the next copy of the operands; which way flux went.
+    fn enqueue(&self) -> Result<Option<PathChoice>, Error> {
         let copy = self.turn.replace((self.turn.get() + 1) % self.matrices.len());
         let matrices = &self.matrices[copy];
         match &self.work {
-            Work::Flux(op) => self.operands.enqueue(&**op, matrices, &self.streams).map(drop),
-            Work::Cublas(multiplication) => multiplication.enqueue(&matrices[0], self.streams[0]),
+            Work::Flux(op) => self.operands.enqueue(&**op, matrices, &self.streams).map(Some),
+            Work::Cublas(multiplication) => {
+                multiplication.enqueue(&matrices[0], self.streams[0]).map(|()| None)
+            }
         }
     }
 
@@ -104,7 +109,7 @@ impl<'a, E: Element> Contender<'a, E> {
     pub(crate) fn verify(&mut self, expected: &Expected) -> Result<f64, Error> {
         self.operands.poison()?;
         self.turn.set(0);
-        self.enqueue()?;
+        self.delivery = self.enqueue()?.and_then(|choice| choice.delivery);
         let error = self.operands.deviation(expected)?;
         self.error = Some(error);
         Ok(error)
@@ -180,7 +185,7 @@ pub(crate) fn interleaved<E: Element>(
     }
     let summarise = |((contender, calls), (times, host)): ((&Contender<'_, E>, _), _)| {
         let ((us, spread), (host_us, _)) = (median(times), median(host));
-        Measured { us, spread, calls, host_us, error: contender.error }
+        Measured { us, spread, calls, host_us, error: contender.error, delivery: contender.delivery }
     };
     Ok(contenders.iter().zip(calls).zip(times).map(summarise).collect())
 }

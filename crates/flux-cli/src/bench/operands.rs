@@ -152,7 +152,7 @@ impl<E: Element> Operands<E> {
         streams: &[&Stream],
     ) -> Result<PathChoice, Error> {
         // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
-        Ok(unsafe { op.enqueue_parts(self.m, matrices, streams) }?)
+        Ok(unsafe { op.enqueue_parts(self.m, matrices, None, streams) }?)
     }
 
     pub(crate) fn streams(&self) -> Vec<&Stream> {

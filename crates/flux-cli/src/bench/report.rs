@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::measure::{Clock, Protocol};
 use super::shapes::Shape;
 use comfy_table::Table;
-use flux::{DType, Direction, Group};
+use flux::{DType, Delivery, Direction, Group};
 use serde_json::{Value, json};
 
 /// Raised when a field changes its meaning or goes.
@@ -51,6 +51,8 @@ pub(crate) struct Measured {
     pub(crate) host_us: f64,
     /// How far the result was off; `None` if there is none to check.
     pub(crate) error: Option<f64>,
+    /// How tiles got to the ranks that sum them, if they went by themselves.
+    pub(crate) delivery: Option<Delivery>,
 }
 
 /// One shape's figures.
@@ -105,6 +107,11 @@ impl Row {
         Some(self.us(Role::Unfused)? / self.us(role)?)
     }
 
+    /// How the fused call's tiles got to the ranks that sum them.
+    fn delivery(&self) -> Option<String> {
+        self.get(Role::Fused)?.delivery.map(|delivery| delivery.to_string())
+    }
+
     fn json(&self) -> Value {
         let shape = |Shape { m, n, k }| json!({ "m": m, "n": n, "k": k });
         let mut row = json!({
@@ -119,10 +126,11 @@ impl Row {
             "chunked_ect_us": self.ect_us(Role::Chunked),
             "chunked_efficiency": self.efficiency(Role::Chunked),
             "chunked_speedup_over_unfused": self.over_unfused(Role::Chunked),
+            "delivery": self.delivery(),
         });
         for role in Role::ALL {
             row[role.name()] = self.get(role).map_or(Value::Null, |measured| {
-                let Measured { us, spread, calls, host_us, error } = measured;
+                let Measured { us, spread, calls, host_us, error, .. } = measured;
                 json!({ "us": us, "spread": spread, "calls": calls, "host_us": host_us, "error": error })
             });
         }
@@ -136,6 +144,8 @@ pub(crate) struct Report {
     pub(crate) dtype: DType,
     pub(crate) group: Group,
     pub(crate) direction: Direction,
+    /// As asked.
+    pub(crate) delivery: Delivery,
     pub(crate) chunk_rows: Option<usize>,
     pub(crate) against: Against,
     pub(crate) cublas_version: Option<usize>,
@@ -167,7 +177,8 @@ impl Report {
             "backend": self.group.backend().to_string(),
             "devices": devices, "gpu": gpu, "driver": driver,
             "peer_memory": self.group.config().peer_memory.to_string(),
-            "transfer": self.direction.to_string(), "chunk_rows": self.chunk_rows,
+            "transfer": self.direction.to_string(), "delivery": self.delivery.to_string(),
+            "chunk_rows": self.chunk_rows,
             "against": self.against.name(), "cublas_version": self.cublas_version,
             "samples": self.protocol.samples, "rest_ms": self.protocol.rest.as_secs_f64() * 1e3,
             "clock": self.protocol.clock.name(),
@@ -192,6 +203,8 @@ impl Report {
         } else {
             &["cuBLAS us", "TFLOP/s", "host us"]
         });
+        let delivers = self.rows.iter().any(|row| row.delivery().is_some());
+        header.extend(delivers.then_some("delivery"));
         table.set_header(header);
         for row in &self.rows {
             let Shape { m, n, k } = row.shape;
@@ -206,6 +219,7 @@ impl Report {
             } else {
                 cells.extend([time(row.us(Role::Cublas)), rate(row.tflops(Role::Cublas)), host(Role::Gemm)]);
             }
+            cells.extend(delivers.then(|| row.delivery().unwrap_or("-".into())));
             table.add_row(cells);
         }
         for column in table.column_iter_mut() {
@@ -231,7 +245,7 @@ mod tests {
 
     fn row(times: &[(Role, f64)]) -> Row {
         let shape = Shape { m: 100, n: 100, k: 100 };
-        let measured = |us| Measured { us, spread: 0.0, calls: 1, host_us: 1.0, error: None };
+        let measured = |us| Measured { us, spread: 0.0, calls: 1, host_us: 1.0, error: None, delivery: None };
         let measured = times.iter().map(|&(role, us)| (role, measured(us))).collect();
         Row { shape, gemm: shape, whole: shape, measured }
     }

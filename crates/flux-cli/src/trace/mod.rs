@@ -95,7 +95,7 @@ impl Traced {
     }
 
     fn description(&self) -> [String; 2] {
-        let (ranks, backend, PathChoice { path, why }) =
+        let (ranks, backend, PathChoice { path, why, .. }) =
             (self.group.world_size(), self.group.backend(), self.choice);
         let (direction, memory) = (self.direction, self.group.config().peer_memory);
         [
@@ -109,7 +109,7 @@ impl Traced {
     }
 
     fn json(&self) -> Value {
-        let PathChoice { path, why } = self.choice;
+        let PathChoice { path, why, .. } = self.choice;
         json!({
             "flux": env!("CARGO_PKG_VERSION"), "op": self.op.name(), "dtype": "bf16",
             "m": self.shape.m, "n": self.shape.n, "k": self.shape.k,

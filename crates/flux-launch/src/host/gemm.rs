@@ -1,8 +1,8 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
-use super::{Kernel, TILE};
+use super::{Kernel, TILE, epilogue};
 use crate::trace::Record;
-use crate::{Destination, Element, GemmParams, Policy, RowTile};
+use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile};
 use flux_memory::host::{self, now_ns};
 use flux_memory::{Address, WaitSite};
 use rayon::ThreadPool;
@@ -15,6 +15,7 @@ const PANEL: usize = 4096;
 /// One launch.
 pub(crate) struct Gemm {
     pub(crate) policy: Policy,
+    pub(crate) activation: Activation,
     pub(crate) params: GemmParams,
     /// Where the records of its tiles go, if somebody wants them.
     pub(crate) records: Option<Address>,
@@ -27,7 +28,7 @@ impl Kernel for Gemm {
         let next = AtomicU32::new(0);
         let expired = AtomicBool::new(false);
         pool.broadcast(|thread| {
-            let mut worker = Worker::<E>::new(self.policy, &self.params, self.records.is_some());
+            let mut worker = Worker::<E>::new(&self);
             loop {
                 let tile = next.fetch_add(1, Ordering::Relaxed);
                 if tile >= self.params.tiles || expired.load(Ordering::Relaxed) {
@@ -51,6 +52,7 @@ impl Kernel for Gemm {
 /// One thread's share, with its rows of A and B widened to fp32.
 struct Worker<'a, E> {
     policy: Policy,
+    activation: Activation,
     params: &'a GemmParams,
     k: usize,
     a: Vec<f32>,
@@ -58,6 +60,7 @@ struct Worker<'a, E> {
     /// The column tile, and the panel's first column of K, that `b` holds: neighbours in the order share them.
     b_holds: Option<(usize, usize)>,
     c: Vec<f32>,
+    bias: Vec<f32>,
     rounded: Vec<E>,
     traced: bool,
     /// When what happened to the tile at hand.
@@ -65,18 +68,20 @@ struct Worker<'a, E> {
 }
 
 impl<'a, E: Element> Worker<'a, E> {
-    fn new(policy: Policy, params: &'a GemmParams, traced: bool) -> Self {
-        let k = params.k as usize;
+    fn new(gemm: &'a Gemm) -> Self {
+        let k = gemm.params.k as usize;
         Self {
-            policy,
-            params,
+            policy: gemm.policy,
+            activation: gemm.activation,
+            params: &gemm.params,
             k,
             a: vec![0.0; TILE.rows * k.min(PANEL)],
             b: vec![0.0; TILE.columns * k.min(PANEL)],
             b_holds: None,
             c: vec![0.0; TILE.rows * TILE.columns],
+            bias: vec![0.0; TILE.columns],
             rounded: vec![E::zeroed(); TILE.columns],
-            traced,
+            traced: gemm.records.is_some(),
             record: Record::default(),
         }
     }
@@ -111,7 +116,9 @@ impl<'a, E: Element> Worker<'a, E> {
             self.multiply(&row_tile, column_tile, columns);
             self.record.multiplied[0] = self.now();
             if !scatters {
-                self.store(self.params.c, row_tile.row as usize, rows, first_column, columns);
+                let sums = self.activation.sums_per_column();
+                self.finish(rows, first_column, columns);
+                self.store(self.params.c, row_tile.row as usize, rows, first_column / sums, columns / sums);
                 self.record.stored[0] = self.now();
                 return true;
             }
@@ -226,6 +233,20 @@ impl<'a, E: Element> Worker<'a, E> {
                     1,
                 );
             }
+        }
+    }
+
+    /// Adds the bias and applies the activation.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn finish(&mut self, rows: usize, first_column: usize, columns: usize) {
+        for sums in self.c.chunks_exact_mut(TILE.columns).take(rows) {
+            // SAFETY: the caller's promise: a bias has an element for each column of sums.
+            unsafe {
+                epilogue::add_bias::<E>(self.params.bias, first_column, &mut sums[..columns], &mut self.bias);
+            }
+            epilogue::activate(self.activation, &mut sums[..columns]);
         }
     }
 

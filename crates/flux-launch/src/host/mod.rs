@@ -2,7 +2,7 @@
 // Pitches and extents of memory of this process fit into its `usize`, and a tile's extents into anything.
 #![allow(clippy::cast_possible_truncation)]
 
-mod gelu;
+mod epilogue;
 mod gemm;
 mod sum;
 

@@ -1,6 +1,6 @@
-//! The sum of the slots, in rank order.
+//! The sum of the slots, in rank order, and the bias.
 
-use super::{Kernel, TILE};
+use super::{Kernel, TILE, epilogue};
 use crate::{Element, SumParams};
 use flux_memory::{WaitSite, host};
 use rayon::ThreadPool;
@@ -66,6 +66,8 @@ unsafe fn sum_row<E: Element>(
         E::widen(slot, widened);
         sums.iter_mut().zip(widened.iter()).for_each(|(sum, &part)| *sum += part);
     }
+    // SAFETY: the caller's promise: a bias has as many elements as the output has columns.
+    unsafe { epilogue::add_bias::<E>(params.bias, column, sums, widened) };
     // SAFETY: the caller's promise.
     unsafe {
         let out = params.out.as_ptr::<E>().add(row * params.ld_out as usize + column);

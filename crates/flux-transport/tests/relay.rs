@@ -1,0 +1,216 @@
+//! Relayed delivery on the host backend, with threads in place of GEMMs and sums: many calls in flight, everything that is
+//! written to poisoned before, and every block of rows read the moment its signal is up.
+
+use flux_memory::{Address, Device, FaultLog, Placement, Stream, reached};
+use flux_swizzle::Shards;
+use flux_transport::{Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss, Target};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const ROW: usize = 8;
+const MAX_ROWS: usize = 41;
+const BLOCK_ROWS: usize = 4;
+
+fn members(world_size: usize, budget: Duration) -> Members {
+    let device = Device::host();
+    let log = |rank| FaultLog::new(&device, u32::try_from(rank).unwrap(), budget).unwrap();
+    Members::new(vec![device.clone(); world_size], (0..world_size).map(log).collect()).unwrap()
+}
+
+fn spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
+    ScatterSpec {
+        max_rows: MAX_ROWS,
+        row_bytes: ROW,
+        chunk_rows,
+        block_rows: BLOCK_ROWS,
+        with_partial: true,
+        relayed: true,
+        direction,
+        placement: Placement::Device,
+        op: 0,
+        signal_loss: None,
+    }
+}
+
+fn word<'a>(signals: Address, index: usize) -> &'a AtomicU32 {
+    // SAFETY: a live signal of the host backend.
+    unsafe { AtomicU32::from_ptr(signals.add(4 * index).as_ptr()) }
+}
+
+fn wait_for(word: &AtomicU32, epoch: u32) {
+    let begin = Instant::now();
+    while !reached(word.load(Ordering::Acquire), epoch) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "a signal was not raised");
+        std::thread::yield_now();
+    }
+}
+
+/// What row `row` of the shard of `owner` holds in call `epoch`, as `source` has it.
+fn value(epoch: u32, source: usize, owner: usize, row: usize) -> u64 {
+    u64::from(epoch) << 40 | (source as u64) << 30 | (owner as u64) << 20 | row as u64
+}
+
+/// Writes rows as a GEMM does: signal by signal, the later ones of a shard first.
+fn compute((rank, epoch): (usize, u32), targets: &[(Target, usize)], poison: (Address, usize)) {
+    let rows = |slot: Address, rows| -> &mut [u64] {
+        // SAFETY: this thread has the tiles until it raises their signal.
+        unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), rows) }
+    };
+    if poison.1 > 0 {
+        rows(poison.0, poison.1 / ROW).fill(u64::MAX);
+    }
+    let world_size = targets.len();
+    for owner in (1..=world_size).map(|step| (rank + step) % world_size) {
+        let (Target { slot, signals, signal_rows, .. }, shard_rows) = targets[owner];
+        for signal in (0..shard_rows.div_ceil(signal_rows)).rev() {
+            std::thread::yield_now();
+            for row in signal * signal_rows..((signal + 1) * signal_rows).min(shard_rows) {
+                rows(slot.add(row * ROW), 1)[0] = value(epoch, rank, owner, row);
+            }
+            let before = word(signals, signal).swap(epoch, Ordering::Release);
+            assert!(before != epoch, "signal {signal} of {owner} at {rank} was up before");
+        }
+    }
+}
+
+/// Reads every block as soon as its signal is up, and spoils it.
+fn sum((rank, epoch): (usize, u32), slots: &[(Address, Address)], shard_rows: usize) {
+    for (source, &(slot, signals)) in slots.iter().enumerate() {
+        for block in 0..shard_rows.div_ceil(BLOCK_ROWS) {
+            wait_for(word(signals, block), epoch);
+            assert_eq!(word(signals, block).load(Ordering::Relaxed), epoch, "raised for a later call");
+            for row in block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(shard_rows) {
+                // SAFETY: a row of the slot, which nobody writes to once its signal is up.
+                let seen = unsafe { slot.add(row * ROW).as_ptr::<u64>().replace(u64::MAX) };
+                assert_eq!(seen, value(epoch, source, rank, row), "row {row} from {source} at {rank}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_block_arrives_before_its_signal_and_once() {
+    for direction in [Direction::Push, Direction::Pull] {
+        for (world_size, chunk_rows) in
+            [1, 2, 3, 5].into_iter().flat_map(|world_size| [1, 5, 8, 100].map(|rows| (world_size, rows)))
+        {
+            let members = members(world_size, Duration::from_secs(20));
+            let scatter = Scatter::new(Box::new(PeerCopy), &members, spec(direction, chunk_rows)).unwrap();
+            let streams: Vec<_> = (0..world_size).map(|_| Device::host().stream().unwrap()).collect();
+            let host = |rank: usize| match &streams[rank] {
+                Stream::Host(stream) => stream,
+                Stream::Cuda(_) => panic!("not a host stream"),
+            };
+            for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3, 20, MAX_ROWS, MAX_ROWS]) {
+                let shards = Shards::new(rows, world_size).unwrap();
+                for (rank, stream) in streams.iter().enumerate() {
+                    let targets: Vec<_> = (0..world_size)
+                        .map(|owner| (scatter.target(rank, owner), shards.rows(owner)))
+                        .collect();
+                    let poison = scatter.relayed_tiles(rank);
+                    // SAFETY: all memory is the scatter's, which waits for what is in flight before it frees it.
+                    unsafe {
+                        scatter.begin(rank, stream).unwrap();
+                        scatter.begin_relay(rank, stream).unwrap();
+                    }
+                    host(rank).launch(move || compute((rank, epoch), &targets, poison)).unwrap();
+                    // SAFETY: as above.
+                    unsafe { scatter.relay(rank, epoch, rows).unwrap() };
+                }
+                for (rank, stream) in streams.iter().enumerate() {
+                    let slot = |source| (scatter.slot(rank, source), scatter.block_signals(rank, source));
+                    let slots: Vec<_> = (0..world_size).map(slot).collect();
+                    let shard_rows = shards.rows(rank);
+                    host(rank).launch(move || sum((rank, epoch), &slots, shard_rows)).unwrap();
+                    // SAFETY: as above.
+                    unsafe { scatter.release(rank, epoch, stream).unwrap() };
+                }
+            }
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            assert!(members.faults.iter().all(|log| log.fault().is_none()));
+        }
+    }
+}
+
+/// A GEMM that never ends, and an owner that never sums: the transfer stream's waits end, and say whom they were for.
+#[test]
+fn waits_for_tiles_and_for_owners_are_bounded() {
+    for (calls, peer) in [(1, 0), (2, 1)] {
+        let members = members(2, Duration::from_millis(200));
+        let scatter = Scatter::new(Box::new(PeerCopy), &members, spec(Direction::Push, 8)).unwrap();
+        let stream = Device::host().stream().unwrap();
+        let begin = Instant::now();
+        for epoch in 1..=calls {
+            // SAFETY: as above. Rank 0 writes no tiles in its last call; its release lets a call follow without a sum.
+            unsafe {
+                scatter.begin(0, &stream).unwrap();
+                scatter.begin_relay(0, &stream).unwrap();
+                if epoch < calls {
+                    let Target { signals, .. } = scatter.target(0, 1);
+                    (0..3).for_each(|signal| word(signals, signal).store(epoch, Ordering::Release));
+                }
+                scatter.relay(0, epoch, MAX_ROWS).unwrap();
+                scatter.release(0, epoch, &stream).unwrap();
+            }
+        }
+        scatter.settle();
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        let fault = members.faults[0].fault().unwrap();
+        assert_eq!((fault.rank, fault.peer, fault.seen), (0, peer, 0));
+        // A rank that gave up raises what it should have: nobody waits for it in vain.
+        assert_eq!(word(scatter.block_signals(1, 0), 0).load(Ordering::Acquire), calls);
+    }
+}
+
+#[test]
+fn a_lost_signal_is_lost_for_the_owner_alone() {
+    let members = members(2, Duration::from_secs(1));
+    let lossy = ScatterSpec { signal_loss: Some(SignalLoss { from: 0, to: 1 }), ..spec(Direction::Push, 8) };
+    let scatter = Scatter::new(Box::new(PeerCopy), &members, lossy).unwrap();
+    let gates = scatter.gates(1);
+    let stream = Device::host().stream().unwrap();
+    let (from, to) = (scatter.target(0, 1), scatter.block_signals(1, 0));
+    // SAFETY: the scatter outlives what is enqueued.
+    unsafe {
+        scatter.begin(0, &stream).unwrap();
+        scatter.begin_relay(0, &stream).unwrap();
+        (0..3).for_each(|signal| word(from.signals, signal).store(1, Ordering::Release));
+        scatter.relay(0, 1, MAX_ROWS).unwrap();
+        scatter.release(0, 1, &stream).unwrap();
+    }
+    scatter.settle();
+    assert_eq!((word(gates, 0).load(Ordering::Acquire), word(to, 0).load(Ordering::Acquire)), (0, 1));
+    assert!(members.faults.iter().all(|log| log.fault().is_none()));
+}
+
+#[test]
+fn what_is_not_relayed_goes_straight_to_its_slot() {
+    let members = members(3, Duration::from_secs(1));
+    let build = |spec| Scatter::new(Box::new(PeerCopy), &members, spec);
+    let direct = build(ScatterSpec { relayed: false, ..spec(Direction::Push, 8) }).unwrap();
+    let relayed = build(spec(Direction::Push, 5)).unwrap();
+    let all = Scatter::to_all(Box::new(PeerCopy), &members, spec(Direction::Push, 8)).unwrap();
+    assert_eq!((direct.relayed_tiles(0), all.relayed_tiles(0)), ((Address::NULL, 0), (Address::NULL, 0)));
+    let (tiles, bytes) = relayed.relayed_tiles(0);
+    assert_eq!(bytes, 3 * relayed.slot_rows() * ROW);
+    for owner in 0..3 {
+        for scatter in [&direct, &all, &relayed] {
+            let target = scatter.target(0, owner);
+            let is_relayed = owner != 0 && std::ptr::eq(scatter, &raw const relayed);
+            if is_relayed {
+                assert_eq!(target.slot, tiles.add(owner * relayed.slot_rows() * ROW));
+                assert_eq!((target.signal_rows, target.gate), (8, 0..0), "chunks are whole blocks");
+            } else {
+                assert_eq!(target.slot, scatter.slot(owner, 0));
+                assert_eq!(target.gate, scatter.gate(owner)..scatter.gate(owner) + 1);
+            }
+        }
+    }
+    let no_blocks = build(ScatterSpec { block_rows: 0, ..spec(Direction::Push, 8) });
+    assert!(matches!(no_blocks, Err(Error::Swizzle(_))));
+    let huge = build(ScatterSpec { max_rows: usize::MAX, ..spec(Direction::Push, usize::MAX) });
+    assert!(matches!(huge, Err(Error::Memory(_))));
+    // SAFETY: refused before anything is enqueued.
+    let too_many = unsafe { relayed.relay(0, 1, MAX_ROWS + 1) };
+    assert!(matches!(too_many, Err(Error::TooManyRows { .. })));
+}

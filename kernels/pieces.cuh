@@ -1,0 +1,60 @@
+// The pieces in which a finished tile leaves: 64 rows of 64, 32 or 16 columns, through shared memory.
+#pragma once
+
+#include "epilogue.cuh"
+#include "hopper.cuh"
+
+// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128, 64 or 32 bytes.
+template <int kColumns>
+DEVICE u32 piece_place(u32 row, u32 chunk) {
+  const u32 turn = kColumns == 64 ? row & 7 : kColumns == 32 ? (row >> 1) & 3 : (row >> 2) & 1;
+  return row * kColumns * 2 + ((chunk ^ turn) << 4);
+}
+
+// Rounds a piece and lays it out: 16 rows of each warp.
+template <typename Element, int kColumns>
+DEVICE void lay_out(const float* sums, u32 to, u32 warp, u32 lane) {
+  const u32 row = 16 * warp + (lane & 15);
+#pragma unroll
+  for (int j = 0; j < kColumns / 16; ++j) {
+    const float* d = sums + 8 * j;
+    const u32 r[4] = {Element::round_pair(d[0], d[1]), Element::round_pair(d[2], d[3]),
+                      Element::round_pair(d[4], d[5]), Element::round_pair(d[6], d[7])};
+    store_matrices(to + piece_place<kColumns>(row, 2 * j + (lane >> 4)), r);
+  }
+}
+
+// The same for SwiGLU's results of kColumns sums: half as many columns, of which adjacent ones are in different
+// threads.
+template <typename Element, int kColumns>
+DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {
+  const u32 row = 16 * warp + lane / 4;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const u32 rows = Element::round_pair(sums[4 * j], sums[4 * j + 2]), byte = 2 * (4 * (j & 1) + lane % 4);
+    store_shared_2(to + piece_place<kColumns / 2>(row, j / 2) + byte, (u16)rows);
+    store_shared_2(to + piece_place<kColumns / 2>(row + 8, j / 2) + byte, (u16)(rows >> 16));
+  }
+}
+
+// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, odd addresses.
+template <int kColumns>
+DEVICE void store_rows(const GemmParams& p, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
+  const u32 columns = min((u32)kColumns, columns_of_c(p, p.n) - column);
+  const u32 kChunks = kColumns / 8, chunk = lane % kChunks;
+  const bool aligned = ((p.c | 2 * p.ldc) & 15) == 0 && 8 * chunk + 8 <= columns;
+#pragma unroll 1
+  for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
+    u32 v[4];
+    load_shared_16(v, from + piece_place<kColumns>(r, chunk));
+    u16* to = (u16*)p.c + (row + r) * p.ldc + column + 8 * chunk;
+    if (aligned) {
+      store_global_16(to, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (8 * chunk + j < columns) store_global_2(to + j, (u16)(v[j / 2] >> (16 * (j & 1))));
+      }
+    }
+  }
+}

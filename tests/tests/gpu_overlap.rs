@@ -1,0 +1,342 @@
+//! How well one rank of eight hides its communication, on one GPU with all SMs: the peers are played by pinned host memory,
+//! and their traffic is real, over PCIe, by copy engine. Beside the plain GEMM and the copies alone, in one process,
+//! interleaved, with equal rests.
+#![allow(clippy::print_stdout)] // the figures are the point
+
+use flux_launch::{
+    Activation, DType, Destination, Destinations, GemmParams, Launch, Launcher, Policy, Problem, RowTile,
+    SIGNAL_ROWS, Schedule, ScheduleTables, Slots, Tiling,
+};
+use flux_memory::{Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer};
+use flux_swizzle::{Chunks, Shards, TileOrder, arrival_order};
+use flux_tests::data::{Fill, matrix};
+use half::bf16;
+use std::sync::Arc;
+use std::time::Duration;
+
+const WORLD_SIZE: usize = 8;
+const ROUNDS: usize = 9;
+const REST: Duration = Duration::from_millis(60);
+const BYTES: usize = size_of::<bf16>();
+
+struct Gpu {
+    device: Device,
+    launcher: Arc<Launcher>,
+    compute: Stream,
+    transfers: Stream,
+    log: Arc<FaultLog>,
+}
+
+/// A GEMM that can be launched again and again.
+struct Prepared {
+    tiling: Tiling,
+    schedule: Schedule,
+    policy: Policy,
+    params: GemmParams,
+    destinations: Option<Destinations>,
+}
+
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap()
+}
+
+/// Whether two results agree to two units in the last place: where tiles are split along K, the last bit may differ.
+fn agree(ours: &[u16], theirs: &[u16]) -> bool {
+    let close = |(&a, &b): (&u16, &u16)| {
+        let (a, b) = (f32::from(bf16::from_bits(a)), f32::from(bf16::from_bits(b)));
+        (a - b).abs() <= b.abs() / 128.0 + 0.01
+    };
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(close)
+}
+
+/// The median, in µs.
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+impl Gpu {
+    fn new() -> Self {
+        let device = Device::cuda(0).expect("this test needs a GPU");
+        let launcher = Launcher::sharing(std::slice::from_ref(&device), None).unwrap().remove(0);
+        let policies = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
+        launcher.prepare(DType::Bf16, &policies).unwrap();
+        let log = FaultLog::new(&device, 0, Duration::from_secs(2)).unwrap();
+        let (compute, transfers) = (device.stream().unwrap(), device.transfer_stream().unwrap());
+        Self { device, launcher, compute, transfers, log }
+    }
+
+    fn buffer(&self, elements: usize, placement: Placement) -> Buffer {
+        Buffer::allocate(&self.device, elements * BYTES, placement).unwrap()
+    }
+
+    /// Normal data: one block of it, again and again.
+    fn normal(&self, elements: usize, placement: Placement, seed: u64) -> Buffer {
+        let buffer = self.buffer(elements, placement);
+        let block = matrix::<bf16>(elements.min(1 << 22), Fill::Normal, seed);
+        for first in (0..elements).step_by(block.len()) {
+            let values = &block[..block.len().min(elements - first)];
+            buffer.upload(&self.compute, first * BYTES, bytemuck::cast_slice(values)).unwrap();
+        }
+        buffer
+    }
+
+    fn prepare(
+        &self,
+        policy: Policy,
+        shards: Shards,
+        params: GemmParams,
+        order: impl FnOnce(&Tiling) -> TileOrder,
+        describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
+    ) -> Prepared {
+        let (n, k) = (params.n as usize, params.k as usize);
+        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
+        let tiling = self.launcher.tiling(DType::Bf16, &problem).unwrap();
+        let tables = ScheduleTables::new(&order(&tiling), describe).unwrap();
+        let tables = tables.halve_last(tiling.halved, tiling.shape.rows / 2).unwrap();
+        let (tiles, row_tiles) = (tables.order.len(), tables.row_tiles.len());
+        let mut schedule = Schedule::with_capacity(&self.device, tiles, row_tiles).unwrap();
+        // SAFETY: written once, before its launches.
+        unsafe { schedule.write(&self.compute, &tables).unwrap() };
+        self.compute.synchronize().unwrap();
+        Prepared { tiling, schedule, policy, params, destinations: None }
+    }
+
+    fn launch(&self, gemm: &Prepared, epoch: u32) {
+        let Prepared { tiling, schedule, policy, params, destinations } = gemm;
+        let (policy, dtype, destinations) = (*policy, DType::Bf16, destinations.as_ref());
+        let activation = Activation::None;
+        let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace: None };
+        let params = GemmParams { gate_epoch: epoch, epoch, ..*params };
+        // SAFETY: everything that the parameters name outlives the streams' work, which every round waits for.
+        unsafe { self.launcher.gemm(&self.compute, &launch, &params).unwrap() };
+    }
+
+    /// Rests, then times what `work` enqueues on the compute stream.
+    fn time(&self, timer: &Timer, on: &Stream, work: impl FnOnce()) -> f64 {
+        std::thread::sleep(REST);
+        timer.begin(on).unwrap();
+        work();
+        timer.end(on).unwrap();
+        let elapsed = timer.elapsed().unwrap();
+        self.compute.synchronize().unwrap();
+        self.transfers.synchronize().unwrap();
+        assert_eq!(self.log.fault(), None);
+        elapsed.as_secs_f64() * 1e6
+    }
+
+    fn download(&self, buffer: &Buffer, elements: usize) -> Vec<u16> {
+        let mut values = vec![0_u16; elements];
+        buffer.download(&self.compute, 0, bytemuck::cast_slice_mut(&mut values)).unwrap();
+        values
+    }
+}
+
+/// One shape of AllGather+GEMM: `n` decides how long the GEMM takes beside the copies.
+fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize]) {
+    let shards = Shards::new(m, WORLD_SIZE).unwrap();
+    let gathered = gpu.normal(m * k, Placement::Device, 1);
+    let remote = gpu.normal(m * k, Placement::PinnedHost, 1);
+    let b = gpu.normal(n * k, Placement::Device, 2);
+    let (c, expected) = (gpu.buffer(m * n, Placement::Device), gpu.buffer(m * n, Placement::Device));
+    let base = GemmParams {
+        a: gathered.address(),
+        b: b.address(),
+        c: expected.address(),
+        lda: k as u64,
+        ldb: k as u64,
+        ldc: n as u64,
+        m: number(m),
+        n: number(n),
+        k: number(k),
+        wait: gpu.log.bound(0),
+        ..GemmParams::default()
+    };
+    let whole = Shards::new(m, 1).unwrap();
+    let plain = gpu.prepare(
+        Policy::Plain,
+        whole,
+        base,
+        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
+        |_, _| {},
+    );
+    let timer = Timer::new(&gpu.device).unwrap();
+    let begun = Event::new(&gpu.device).unwrap();
+    let mut epoch = 0;
+    for &chunk_rows in chunk_rows {
+        let chunks = Chunks::new(shards, chunk_rows).unwrap();
+        let signals = SymmetricSignals::allocate(
+            std::slice::from_ref(&gpu.device),
+            chunks.signals(),
+            Placement::Device,
+        )
+        .unwrap();
+        let params = GemmParams { c: c.address(), gates: signals.word(0, 0), ..base };
+        let order = |t: &Tiling| {
+            let order = TileOrder::all_gather(shards, 0, t.shape, n).unwrap();
+            order.swept_by(t.group_rows).grouped_within(chunk_rows)
+        };
+        let gated = gpu.prepare(Policy::AllGather, shards, params, order, |tile, entry| {
+            if tile.shard != 0 {
+                let gate = chunks.gate(tile);
+                (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
+            }
+        });
+        let copy = |epoch: u32| {
+            for shard in arrival_order(0, WORLD_SIZE) {
+                for index in 0..chunks.count(shard) {
+                    let rows = chunks.rows(shard, index);
+                    let (at, bytes) = (rows.start * k * BYTES, rows.len() * k * BYTES);
+                    let signal = signals.word(0, chunks.signal(shard, index));
+                    // SAFETY: both buffers hold the rows, and every round waits for the streams.
+                    unsafe {
+                        gpu.transfers
+                            .copy(gathered.address().add(at), remote.address().add(at), bytes)
+                            .unwrap();
+                        gpu.transfers.write_values(&[(signal, epoch)]).unwrap();
+                    }
+                }
+            }
+        };
+        let mut times: [Vec<f64>; 4] = Default::default();
+        for round in 0..ROUNDS + 2 {
+            let alone = gpu.time(&timer, &gpu.compute, || gpu.launch(&plain, 0));
+            epoch += 1;
+            let copies = gpu.time(&timer, &gpu.transfers, || copy(epoch));
+            let open = gpu.time(&timer, &gpu.compute, || gpu.launch(&gated, epoch));
+            epoch += 1;
+            // SAFETY: C is this test's, of that size.
+            unsafe { gpu.compute.upload(c.address(), &vec![0xff; m * n * BYTES]).unwrap() };
+            let fused = gpu.time(&timer, &gpu.compute, || {
+                gpu.compute.record(&begun).unwrap();
+                gpu.transfers.wait(&begun).unwrap();
+                copy(epoch);
+                gpu.launch(&gated, epoch);
+            });
+            if round >= 2 {
+                [alone, copies, open, fused].iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
+            }
+        }
+        let [alone, copies, open, fused] = times.map(median);
+        let floor = alone.max(copies);
+        println!(
+            "{m:>5} {n:>6} {k:>5} {chunk_rows:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {:>9.3} | {fused:>8.1} {:>7.3} {:>6.3}",
+            copies / alone,
+            alone / open,
+            fused / floor,
+            1.0 - (fused - alone) / copies,
+        );
+        let (ours, theirs) = (gpu.download(&c, m * n), gpu.download(&expected, m * n));
+        assert!(agree(&ours, &theirs), "the gated GEMM is wrong");
+    }
+}
+
+#[test]
+fn all_gather_beside_its_copies() {
+    let gpu = Gpu::new();
+    println!("    m      n     k  chunk |  gemm us copies us ratio | open gate | fused us / floor      E");
+    for n in [25536, 15936, 12736, 8512] {
+        all_gather(&gpu, (8192, n, 8192), &[1024]);
+    }
+    all_gather(&gpu, (8192, 12736, 8192), &[128, 256, 512]);
+}
+
+/// Where the tiles of seven of eight shards go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum To {
+    /// Slots in device memory, as peers over NVLink would have.
+    Device,
+    /// Slots in pinned host memory, written by the kernel.
+    Host,
+}
+
+fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
+    let shards = Shards::new(m, WORLD_SIZE).unwrap();
+    let (a, b) = (gpu.normal(m * k, Placement::Device, 1), gpu.normal(n * k, Placement::Device, 2));
+    let expected = gpu.buffer(m * n, Placement::Device);
+    let placement = if to == To::Device { Placement::Device } else { Placement::PinnedHost };
+    let (remote, own) = (gpu.buffer(m * n, placement), gpu.buffer(m * n, Placement::Device));
+    let slot_rows = shards.max_rows();
+    let blocks = slot_rows.div_ceil(SIGNAL_ROWS);
+    let device = std::slice::from_ref(&gpu.device);
+    let signals = SymmetricSignals::allocate(device, blocks * WORLD_SIZE, placement).unwrap();
+    let counters = gpu.buffer(2 * blocks * WORLD_SIZE, Placement::Device);
+    counters.upload(&gpu.compute, 0, &vec![0; counters.bytes()]).unwrap();
+    let slot = |owner: usize| {
+        let buffer: &Buffer = if owner == 0 { &own } else { &remote };
+        buffer.address().add(owner * slot_rows * n * BYTES)
+    };
+    let table: Vec<_> = (0..WORLD_SIZE)
+        .map(|owner| Destination { slot: slot(owner), signals: signals.word(0, owner * blocks) })
+        .collect();
+    let base = GemmParams {
+        a: a.address(),
+        b: b.address(),
+        c: expected.address(),
+        lda: k as u64,
+        ldb: k as u64,
+        ldc: n as u64,
+        m: number(m),
+        n: number(n),
+        k: number(k),
+        gates: Address::NULL,
+        counters: counters.address(),
+        destination_count: 1,
+        wait: gpu.log.bound(0),
+        ..GemmParams::default()
+    };
+    let whole = Shards::new(m, 1).unwrap();
+    let plain = gpu.prepare(
+        Policy::Plain,
+        whole,
+        base,
+        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
+        |_, _| {},
+    );
+    let order = |t: &Tiling| TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap().swept_by(t.group_rows);
+    let mut scattered = gpu.prepare(Policy::ReduceScatter, shards, base, order, |tile, entry| {
+        let row = tile.rows.start - shards.range(tile.shard).start;
+        (entry.destination, entry.destination_row) = (number(tile.shard), number(row));
+        entry.signal = number(row / SIGNAL_ROWS);
+        entry.counter = number(tile.shard * blocks + row / SIGNAL_ROWS);
+    });
+    let extents = Slots { rows: slot_rows, columns: n, pitch: n };
+    scattered.destinations = Some(Destinations::new(&gpu.device, DType::Bf16, &table, extents).unwrap());
+    let traffic_bytes = (WORLD_SIZE - 1) * slot_rows * n * BYTES;
+    let timer = Timer::new(&gpu.device).unwrap();
+    let mut times: [Vec<f64>; 3] = Default::default();
+    for round in 0..ROUNDS + 2 {
+        let alone = gpu.time(&timer, &gpu.compute, || gpu.launch(&plain, 0));
+        // SAFETY: both buffers are of that size; every round waits for the streams.
+        let copies = gpu.time(&timer, &gpu.transfers, || unsafe {
+            gpu.transfers.copy(remote.address(), expected.address(), traffic_bytes).unwrap();
+        });
+        let fused = gpu.time(&timer, &gpu.compute, || gpu.launch(&scattered, number(round) + 1));
+        if round >= 2 {
+            [alone, copies, fused].iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
+        }
+    }
+    let [alone, copies, fused] = times.map(median);
+    let floor = if to == To::Device { alone } else { alone.max(copies) };
+    println!(
+        "{m:>5} {n:>6} {k:>5} {:>7} | {alone:>8.1} {copies:>8.1} {:>5.2} | {fused:>8.1} {:>7.3}",
+        format!("{to:?}"),
+        copies / alone,
+        fused / floor,
+    );
+    let (mut ours, theirs) = (gpu.download(&remote, m * n), gpu.download(&expected, m * n));
+    let of_own = slot_rows * n;
+    ours[..of_own].copy_from_slice(&gpu.download(&own, of_own));
+    assert!(agree(&ours, &theirs), "the scattered GEMM is wrong");
+}
+
+#[test]
+fn reduce_scatter_beside_its_traffic() {
+    let gpu = Gpu::new();
+    println!("    m      n     k      to |  gemm us copies us ratio | fused us / floor");
+    for (m, n, k) in [(8192, 8192, 3584), (8192, 12288, 6144), (8192, 8192, 16384)] {
+        for to in [To::Device, To::Host] {
+            reduce_scatter(&gpu, (m, n, k), to);
+        }
+    }
+}
