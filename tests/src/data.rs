@@ -59,3 +59,15 @@ pub fn relative_error<E: Element>(out: &[E], reference: &[f64]) -> f64 {
     let norm = squares(&mut reference.iter().copied());
     if norm == 0.0 { difference } else { difference / norm }
 }
+
+/// Fills `buffer` with bf16 normal data: one block of it, again and again, since drawing gigabytes takes longer than measuring
+/// on them.
+pub fn fill_with_normal(buffer: &flux::Buffer, stream: &flux::Stream, seed: u64) {
+    const BLOCK: usize = 1 << 22;
+    let bytes = buffer.bytes();
+    let block = matrix::<half::bf16>(BLOCK.min(bytes / 2), Fill::Normal, seed);
+    let block: &[u8] = bytemuck::cast_slice(&block);
+    for first in (0..bytes).step_by(block.len().max(1)) {
+        buffer.upload(stream, first, &block[..block.len().min(bytes - first)]).unwrap();
+    }
+}

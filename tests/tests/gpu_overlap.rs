@@ -9,7 +9,7 @@ use flux_launch::{
 };
 use flux_memory::{Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer};
 use flux_swizzle::{Chunks, Shards, TileOrder, arrival_order};
-use flux_tests::data::{Fill, matrix};
+use flux_tests::data::fill_with_normal;
 use half::bf16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,14 +70,9 @@ impl Gpu {
         Buffer::allocate(&self.device, elements * BYTES, placement).unwrap()
     }
 
-    /// Normal data: one block of it, again and again.
     fn normal(&self, elements: usize, placement: Placement, seed: u64) -> Buffer {
         let buffer = self.buffer(elements, placement);
-        let block = matrix::<bf16>(elements.min(1 << 22), Fill::Normal, seed);
-        for first in (0..elements).step_by(block.len()) {
-            let values = &block[..block.len().min(elements - first)];
-            buffer.upload(&self.compute, first * BYTES, bytemuck::cast_slice(values)).unwrap();
-        }
+        fill_with_normal(&buffer, &self.compute, seed);
         buffer
     }
 

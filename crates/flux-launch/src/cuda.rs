@@ -84,16 +84,20 @@ impl CudaLauncher {
         Ok(smallest)
     }
 
-    pub(crate) fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
+    /// The ways to cut `problem`, each with the cycles that it is expected to take, the fastest first; one at least.
+    pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
+        if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {
+            let candidates = hopper_kernels(dtype)?.map(Candidate::from);
+            let ways = tiling::ways(candidates, problem, u64::from(self.blocks()));
+            if !ways.is_empty() {
+                return Ok(ways);
+            }
+        }
         let shape = Self::tile(dtype)?;
         let (rows, columns) = (shape.rows as u64, shape.columns as u64);
         let at_once = PORTABLE_BLOCKS_PER_SM * u64::from(self.blocks());
-        let portable = Tiling::whole(shape, tiling::group_rows(rows, columns, at_once), TileKernel::Portable);
-        if !self.has_hopper || !problem.aligned || problem.k == 0 || self.blocks() == 0 {
-            return Ok(portable);
-        }
-        let candidates = hopper_kernels(dtype)?.map(Candidate::from);
-        Ok(tiling::choose(candidates, problem, u64::from(self.blocks())).unwrap_or(portable))
+        let group_rows = tiling::group_rows(rows, columns, at_once);
+        Ok(vec![(Tiling::whole(shape, group_rows, TileKernel::Portable), f64::INFINITY)])
     }
 
     /// Loads what a launch of `policy` may need, so that no launch compiles: all at once, on several threads, since a kernel

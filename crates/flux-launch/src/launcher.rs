@@ -104,9 +104,19 @@ impl Launcher {
 
     /// How to cut `problem` into tiles, and which kernel is to compute them.
     pub fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
+        let ways = self.tilings(dtype, problem)?;
+        ways.first().map(|&(tiling, _)| tiling).ok_or(Error::NoKernel { name: format!("gemm_{dtype}") })
+    }
+
+    /// All ways to cut `problem` that [`Launcher::tiling`] chooses between, one for each tile, with the clock cycles that each
+    /// is expected to take (infinite where nothing is known); the fastest first.
+    pub fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         match &self.0 {
-            Kind::Host(_) => Ok(Tiling::whole(host::TILE, HOST_GROUP_ROWS, TileKernel::Host)),
-            Kind::Cuda { kernels, .. } => kernels.tiling(dtype, problem),
+            Kind::Host(_) => {
+                let tiling = Tiling::whole(host::TILE, HOST_GROUP_ROWS, TileKernel::Host);
+                Ok(vec![(tiling, f64::INFINITY)])
+            }
+            Kind::Cuda { kernels, .. } => kernels.tilings(dtype, problem),
         }
     }
 

@@ -126,14 +126,15 @@ pub(crate) const SCRATCH_BYTES_PER_BLOCK: u64 = 128 << 10;
 /// Split tiles that a launch may have.
 pub(crate) const MAX_SPLIT_TILES: u64 = 4096;
 
-/// The candidate with the shortest estimate, none if there is no candidate that an order can number.
-pub(crate) fn choose(
+/// The best way to cut `problem` for each candidate that an order can number, and the cycles that it is expected to take;
+/// the fastest first.
+pub(crate) fn ways(
     candidates: impl Iterator<Item = Candidate>,
     problem: &Problem,
     blocks: u64,
-) -> Option<Tiling> {
+) -> Vec<(Tiling, f64)> {
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-    let estimates = candidates.filter_map(|candidate| {
+    let way = |candidate: Candidate| {
         let estimate = estimate(candidate, problem, blocks)?;
         let tiling = Tiling {
             shape: TileShape { rows: size(candidate.rows), columns: size(candidate.columns) },
@@ -143,9 +144,11 @@ pub(crate) fn choose(
             parts: size(estimate.parts),
             kernel: TileKernel::Hopper,
         };
-        Some((estimate.cycles, tiling))
-    });
-    estimates.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, tiling)| tiling)
+        Some((tiling, estimate.cycles))
+    };
+    let mut ways: Vec<_> = candidates.filter_map(way).collect();
+    ways.sort_by(|a, b| a.1.total_cmp(&b.1));
+    ways
 }
 
 /// The side of a square as large as all the tiles that are computed at the same time.
@@ -242,7 +245,8 @@ mod tests {
     }
 
     fn chosen(problem: &Problem, blocks: u64) -> Option<Tiling> {
-        choose(hopper_kernels(DType::Bf16).unwrap().map(Candidate::from), problem, blocks)
+        let candidates = hopper_kernels(DType::Bf16).unwrap().map(Candidate::from);
+        ways(candidates, problem, blocks).first().map(|&(tiling, _)| tiling)
     }
 
     #[test]
