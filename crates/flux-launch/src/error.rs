@@ -44,6 +44,14 @@ pub enum Error {
         /// The GPU.
         device: String,
     },
+    /// An order names a row tile that its table does not have.
+    #[error(
+        "the order names row tile {index}, which the table of row tiles does not have; build both from one order"
+    )]
+    NoSuchRowTile {
+        /// Its index.
+        index: usize,
+    },
     /// A ReduceScatter was launched without saying where to.
     #[error("a ReduceScatter needs destinations; make `Destinations` and pass them to the launch")]
     NoDestinations,

@@ -53,7 +53,8 @@ impl ScheduleTables {
         let tail = self.order.split_off(self.order.len().saturating_sub(count));
         let mut halves_of = BTreeMap::new();
         for entry in tail {
-            let tile = self.row_tiles[(entry >> 16) as usize];
+            let index = (entry >> 16) as usize;
+            let tile = *self.row_tiles.get(index).ok_or(Error::NoSuchRowTile { index })?;
             if tile.rows <= height {
                 self.order.push(entry);
                 continue;
@@ -88,7 +89,9 @@ impl ScheduleTables {
     fn count(&mut self) {
         let mut counts = BTreeMap::new();
         for entry in &self.order {
-            *counts.entry(self.row_tiles[(entry >> 16) as usize].counter).or_insert(0) += 1;
+            if let Some(tile) = self.row_tiles.get((entry >> 16) as usize) {
+                *counts.entry(tile.counter).or_insert(0) += 1;
+            }
         }
         for tile in &mut self.row_tiles {
             tile.count = counts.get(&tile.counter).copied().unwrap_or(0);
@@ -241,12 +244,18 @@ mod tests {
                 }
             }
             assert!(covered.iter().flatten().all(|&count| count == 1), "{halved}");
-            for counter in 0..2 {
+            for counter in 0..2_u32 {
                 let shared = |entry: &&u32| tables.row_tiles[(**entry >> 16) as usize].counter == counter;
                 let count = tables.order.iter().filter(shared).count();
                 let noted = tables.row_tiles.iter().find(|tile| tile.counter == counter).unwrap().count;
                 assert_eq!(noted as usize, count, "{halved}");
             }
         }
+    }
+
+    #[test]
+    fn an_order_of_row_tiles_that_do_not_exist_is_refused() {
+        let tables = ScheduleTables { order: vec![3 << 16], row_tiles: vec![RowTile::default()] };
+        assert!(matches!(tables.halve_last(1, 128), Err(Error::NoSuchRowTile { index: 3 })));
     }
 }
