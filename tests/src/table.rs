@@ -64,27 +64,30 @@ pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
 fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = group(world_size);
-    for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
+    let data = [(1, Fill::Normal), (2, Fill::Integers)].map(|(seed, fill)| {
         let (a, b) = (matrix::<E>(m * k, fill, seed), matrix::<E>(n * k, fill, seed + 10));
         let reference = product(&a, &b, m, n, k);
-        for (path, delivery, expected_path) in WAYS {
-            for direction in [Direction::Push, Direction::Pull] {
-                for chunk_rows in CHUNK_ROWS {
-                    let mut spec = OpSpec::new(n, k, m, E::DTYPE);
-                    (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
-                    spec.delivery = delivery;
-                    let gathered = AgGemm::new(&group, spec.clone()).unwrap();
-                    let scattered = GemmRs::new(&group, spec.clone()).unwrap();
-                    let [one_shot, in_two_steps] = [m, 0].map(|rows| {
-                        let mut spec = spec.clone();
-                        spec.one_shot_rows = Some(rows);
-                        GemmAr::new(&group, spec).unwrap()
-                    });
+        (fill, a, b, reference)
+    });
+    for (path, delivery, expected_path) in WAYS {
+        for direction in [Direction::Push, Direction::Pull] {
+            for chunk_rows in CHUNK_ROWS {
+                let mut spec = OpSpec::new(n, k, m, E::DTYPE);
+                (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+                spec.delivery = delivery;
+                let gathered = AgGemm::new(&group, spec.clone()).unwrap();
+                let scattered = GemmRs::new(&group, spec.clone()).unwrap();
+                let [one_shot, in_two_steps] = [m, 0].map(|rows| {
+                    let mut spec = spec.clone();
+                    spec.one_shot_rows = Some(rows);
+                    GemmAr::new(&group, spec).unwrap()
+                });
+                for (fill, a, b, reference) in &data {
                     let outcomes = [
-                        ("ag-gemm", run::ag_gemm(&group, &gathered, m, &a, &b)),
-                        ("gemm-rs", run::gemm_rs(&group, &scattered, m, &a, &b)),
-                        ("one-shot gemm-ar", run::gemm_ar(&group, &one_shot, m, &a, &b)),
-                        ("gemm-ar in two steps", run::gemm_ar(&group, &in_two_steps, m, &a, &b)),
+                        ("ag-gemm", run::ag_gemm(&group, &gathered, m, a, b)),
+                        ("gemm-rs", run::gemm_rs(&group, &scattered, m, a, b)),
+                        ("one-shot gemm-ar", run::gemm_ar(&group, &one_shot, m, a, b)),
+                        ("gemm-ar in two steps", run::gemm_ar(&group, &in_two_steps, m, a, b)),
                     ];
                     let mut sums: Option<Vec<E>> = None;
                     for (op, outcome) in outcomes {
@@ -106,7 +109,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                             _ => Some(delivery),
                         };
                         assert_eq!(outcome.choice.delivery, expected_delivery, "{what}");
-                        let error = relative_error(&outcome.c, &reference);
+                        let error = relative_error(&outcome.c, reference);
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
                         if op != "ag-gemm" {
                             let sums = sums.get_or_insert_with(|| outcome.c.clone());
@@ -114,7 +117,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                                 bytemuck::cast_slice::<E, u8>(sums) == bytemuck::cast_slice(&outcome.c);
                             assert!(same, "{what}: other bits than gemm-rs");
                         }
-                        if fill == Fill::Integers {
+                        if *fill == Fill::Integers {
                             #[allow(clippy::cast_possible_truncation)] // small integers
                             let exact = reference.iter().map(|&value| E::round(value as f32));
                             assert!(outcome.c.iter().copied().eq(exact), "{what}: integers are not exact");
