@@ -71,3 +71,12 @@ pub fn fill_with_normal(buffer: &flux::Buffer, stream: &flux::Stream, seed: u64)
         buffer.upload(stream, first, &block[..block.len().min(bytes - first)]).unwrap();
     }
 }
+
+/// Whether two results agree to two units in the last place: where tiles are split along K, the last bit may differ.
+pub fn agree(ours: &[u16], theirs: &[u16]) -> bool {
+    let close = |(&a, &b): (&u16, &u16)| {
+        let (a, b) = (f32::from(half::bf16::from_bits(a)), f32::from(half::bf16::from_bits(b)));
+        (a - b).abs() <= b.abs() / 128.0 + 0.01
+    };
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(close)
+}

@@ -9,7 +9,7 @@ use flux_launch::{
 };
 use flux_memory::{Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer};
 use flux_swizzle::{Chunks, Shards, TileOrder, arrival_order};
-use flux_tests::data::fill_with_normal;
+use flux_tests::data::{agree, fill_with_normal};
 use half::bf16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,15 +38,6 @@ struct Prepared {
 
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap()
-}
-
-/// Whether two results agree to two units in the last place: where tiles are split along K, the last bit may differ.
-fn agree(ours: &[u16], theirs: &[u16]) -> bool {
-    let close = |(&a, &b): (&u16, &u16)| {
-        let (a, b) = (f32::from(bf16::from_bits(a)), f32::from(bf16::from_bits(b)));
-        (a - b).abs() <= b.abs() / 128.0 + 0.01
-    };
-    ours.len() == theirs.len() && ours.iter().zip(theirs).all(close)
 }
 
 /// The median, in µs.

@@ -7,7 +7,7 @@ use flux_launch::{
 };
 use flux_memory::{Buffer, Device, FaultLog, Placement, Stream, Timer};
 use flux_swizzle::{Shards, TileOrder};
-use flux_tests::data::fill_with_normal;
+use flux_tests::data::{agree, fill_with_normal};
 use half::bf16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,15 +124,6 @@ impl Gpu {
         times.sort_by(f64::total_cmp);
         (times[ROUNDS / 2], result)
     }
-}
-
-/// Whether two results agree to two units in the last place: where tiles are split along K, the last bit may differ.
-fn agree(ours: &[u16], theirs: &[u16]) -> bool {
-    let close = |(&a, &b): (&u16, &u16)| {
-        let (a, b) = (f32::from(bf16::from_bits(a)), f32::from(bf16::from_bits(b)));
-        (a - b).abs() <= b.abs() / 128.0 + 0.01
-    };
-    ours.iter().zip(theirs).all(close)
 }
 
 #[test]
