@@ -45,7 +45,11 @@ pub(crate) const WAYS: [(PathPreference, Delivery, Path); 4] = [
     (PathPreference::Chunked, Delivery::Auto, Path::Chunked),
 ];
 
-const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
+/// Single rows, but for many rows: those would mostly measure how long the driver takes.
+const fn chunk_rows(m: usize) -> [Option<usize>; 3] {
+    let fewest = if m <= 300 { 1 } else { m / 50 };
+    [Some(fewest), Some(37), None]
+}
 
 pub(crate) fn bound(dtype: DType) -> f64 {
     match dtype {
@@ -71,7 +75,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
     });
     for (path, delivery, expected_path) in WAYS {
         for direction in [Direction::Push, Direction::Pull] {
-            for chunk_rows in CHUNK_ROWS {
+            for chunk_rows in chunk_rows(m) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                 (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
                 spec.delivery = delivery;
