@@ -110,6 +110,9 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
     if (lane == 0 && p.gemm.destination_count == 0) trace(p, index, kTraceGateEnd);
     if (lane == 0) {
       const u32 column = (entry & 0xffff) * C::kTileN;
+      const bool is_own = row - p.gemm.own_row < p.gemm.own_rows;
+      const TensorMap* a = is_own ? &p.own_a : &p.a;
+      const u32 a_row = is_own ? row - p.gemm.own_row : row;
       const bool two_boxes = C::kTileM > C::kBoxRowsA && !half;
       for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
@@ -117,8 +120,8 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
         barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
         barrier_expect(full, C::kBytesB + (two_boxes ? 2 * box_bytes : box_bytes));
         load_box(stage + C::kBytesA, &p.b, x, column, full);
-        load_box(stage, &p.a, x, row, full);
-        if (two_boxes) load_box(stage + C::kBytesA / 2, &p.a, x, row + C::kBoxRowsA, full);
+        load_box(stage, a, x, a_row, full);
+        if (two_boxes) load_box(stage + C::kBytesA / 2, a, x, a_row + C::kBoxRowsA, full);
       }
     }
     __syncwarp();

@@ -70,6 +70,8 @@ struct GemmParams {
   u64 destinations;     // Destination*
   u64 counters;         // u32*: all 0 between launches
   u64 bias;             // element* [n], added to every row; 0 for none, as in ReduceScatter
+  u64 own_a;            // element* [own_rows, k]: AllGather: rows own_row .. own_row + own_rows of A are here, with pitch lda
+  u32 own_row, own_rows;
   u32 m, n, k;
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
@@ -82,6 +84,7 @@ struct GemmParams {
 // What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
 struct HopperParams {
   TensorMap a, b;       // boxes of 64 columns; of a_box_rows rows of A, TILE_N rows of B
+  TensorMap own_a;      // as a; of the rows that are elsewhere
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; unused by ReduceScatter
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C

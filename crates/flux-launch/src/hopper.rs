@@ -24,6 +24,7 @@ const MAX_BOX_ROWS: u32 = 128;
 pub(crate) struct HopperParams {
     a: TensorMap,
     b: TensorMap,
+    own_a: TensorMap,
     c: TensorMap,
     gemm: GemmParams,
     destination_maps: Address,
@@ -35,7 +36,7 @@ pub(crate) struct HopperParams {
     by_rows: u16,
     is_row: u16,
     /// The size is a multiple of the alignment.
-    padding: [u64; 7],
+    padding: [u64; 5],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -88,6 +89,10 @@ pub(crate) fn params(
     let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
     let a = map(gemm.a, m, k, gemm.lda, a_box_rows, STAGE_COLUMNS)?;
     let b = map(gemm.b, n, k, gemm.ldb, kernel.tile_n, STAGE_COLUMNS)?;
+    let own_a = match gemm.own_rows {
+        0 => a,
+        rows => map(gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, STAGE_COLUMNS)?,
+    };
     let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
     // Unused maps are to be valid ones all the same.
     let c = match destinations {
@@ -100,6 +105,7 @@ pub(crate) fn params(
     Ok(HopperParams {
         a,
         b,
+        own_a,
         c,
         gemm: *gemm,
         destination_maps: destinations.map_or(Address::NULL, |table| table.maps(kernel.piece_n)),
@@ -111,6 +117,6 @@ pub(crate) fn params(
         by_rows: u16::from(by_rows),
         // A gate must be looked up.
         is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
-        padding: [0; 7],
+        padding: [0; 5],
     })
 }

@@ -135,6 +135,12 @@ pub struct GemmParams {
     /// `[n]`: added to every row of sums; null for none, and in ReduceScatter, where it comes in when the slots are
     /// summed.
     pub bias: Address,
+    /// AllGather: rows `own_row..own_row + own_rows` of A lie here, and not at `a`; no tile has rows of both.
+    pub own_a: Address,
+    /// See `own_a`.
+    pub own_row: u32,
+    /// See `own_a`; 0 if all rows lie at `a`.
+    pub own_rows: u32,
     /// Rows of A and C.
     pub m: u32,
     /// Rows of B.
@@ -159,7 +165,8 @@ impl GemmParams {
     /// Whether the rows of A and B all begin at multiples of 16 bytes, as the fastest kernels need.
     pub fn are_operands_aligned(&self) -> bool {
         let is_aligned = |address: Address, pitch: u64| address.is_aligned_to(16) && pitch.is_multiple_of(8);
-        is_aligned(self.a, self.lda) && is_aligned(self.b, self.ldb)
+        let is_own_aligned = self.own_rows == 0 || is_aligned(self.own_a, self.lda);
+        is_aligned(self.a, self.lda) && is_own_aligned && is_aligned(self.b, self.ldb)
     }
 }
 

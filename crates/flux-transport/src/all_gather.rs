@@ -148,7 +148,8 @@ impl AllGather {
     }
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
-    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it.
+    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it. The shard is
+    /// among `rank`'s gathered rows only if `keep_own`, or if it was there already.
     ///
     /// # Safety
     /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
@@ -159,6 +160,7 @@ impl AllGather {
         epoch: u32,
         rows: usize,
         shard: Address,
+        keep_own: bool,
         compute: &Stream,
     ) -> Result<()> {
         let own_place = self.shard(rank, rows)?;
@@ -174,7 +176,8 @@ impl AllGather {
             } else if let Some(outbox) = &self.outbox {
                 compute.copy(outbox.address(rank), shard, bytes)?;
             }
-            if shard != own_place {
+            let fetched_there = !push && self.outbox.is_none();
+            if (keep_own || fetched_there) && shard != own_place {
                 compute.copy(own_place, shard, bytes)?;
             }
             if !push {

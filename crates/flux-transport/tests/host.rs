@@ -80,7 +80,9 @@ fn all_gather_brings_every_row_to_every_rank() {
                 for rank in (0..world_size).rev() {
                     // SAFETY: the sources live until all streams are synchronised below.
                     unsafe {
-                        gather.stage(rank, epoch, rows, sources[rank].address(), &streams[rank]).unwrap();
+                        gather
+                            .stage(rank, epoch, rows, sources[rank].address(), true, &streams[rank])
+                            .unwrap();
                         gather.transfer(rank, epoch, rows, sources[rank].address()).unwrap();
                     }
                 }
@@ -229,7 +231,7 @@ fn shards_are_made_in_place_and_read_one_by_one() {
                 unsafe {
                     gather.claim(rank, epoch, stream).unwrap();
                     stream.upload(shard, &data(rank)).unwrap();
-                    gather.stage(rank, epoch, rows, shard, stream).unwrap();
+                    gather.stage(rank, epoch, rows, shard, true, stream).unwrap();
                     gather.transfer(rank, epoch, rows, shard).unwrap();
                 }
             }
@@ -279,7 +281,7 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
         for (rank, stream) in streams.iter().enumerate() {
             // SAFETY: the shard outlives the calls.
             unsafe {
-                gather.stage(rank, 1, MAX_ROWS, shard.address(), stream).unwrap();
+                gather.stage(rank, 1, MAX_ROWS, shard.address(), true, stream).unwrap();
                 gather.transfer(rank, 1, MAX_ROWS, shard.address()).unwrap();
                 gather.wait_for_all(rank, 1, stream).unwrap();
                 gather.release(rank, 1, stream).unwrap();
@@ -301,7 +303,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(gather.chunks(MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
     unsafe {
-        let outside = gather.stage(2, 1, 1, Address::NULL, &stream);
+        let outside = gather.stage(2, 1, 1, Address::NULL, true, &stream);
         assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
     }
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));

@@ -111,7 +111,7 @@ impl AgGemm {
     }
 
     /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
-    /// next call of any rank.
+    /// next call of any rank. The rank's own rows are in it only with [`OpSpec::keep_gathered`].
     pub fn gathered(&self, rank: usize) -> Address {
         self.gather.gathered(rank)
     }
@@ -184,6 +184,7 @@ impl Phased for AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
+        let gathered = self.gather.gathered(rank);
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
@@ -191,16 +192,28 @@ impl Phased for AgGemm {
                     self.launch(rank, epoch, call, call.a, path, schedules, stream)
                 }
                 (_, Path::Local) => Ok(()),
-                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
-                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Begin, _) => {
+                    // A GEMM that goes by shards reads the rank's own rows where the caller has them.
+                    let by_shards = matches!(path, Path::Fused | Path::Chunked);
+                    let keep_own = self.spec.keep_gathered || !by_shards;
+                    Ok(self.gather.stage(rank, epoch, call.m, call.a, keep_own, stream)?)
+                }
+                (Phase::Transfer, _) => {
+                    // Its own rows are multiplied while the host enqueues the transfers. Ranks that share a GPU leave the
+                    // transfers' kernels the first turn.
+                    if path == Path::Fused && self.group.is_alone(rank) {
+                        self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
+                    }
+                    Ok(self.gather.transfer(rank, epoch, call.m, call.a)?)
+                }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
-                    let gathered = self.gather.gathered(rank);
                     if matches!(path, Path::Unfused | Path::CommunicationOnly) {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
                     match path {
                         Path::CommunicationOnly => {}
+                        Path::Fused if self.group.is_alone(rank) => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
                         _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
                     }
@@ -229,7 +242,7 @@ impl AgGemm {
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = self.rows(shard, call.m);
             let part = AgGemmCall { m: rows.len(), c: call.c.rows_from(rows.start, dtype), ..*call };
-            let a = gathered.rows_from(rows.start, dtype).address;
+            let a = if shard == rank { call.a } else { gathered.rows_from(rows.start, dtype).address };
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gather.wait_for(rank, shard, epoch, stream)?;
@@ -256,8 +269,12 @@ impl AgGemm {
     ) -> Result<()> {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
         let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
+        let own = if path == Path::Fused { self.rows(rank, rows) } else { 0..0 };
         let params = GemmParams {
             a,
+            own_a: call.a,
+            own_row: kernel_size("the number of rows", own.start)?,
+            own_rows: kernel_size("the number of rows", own.len())?,
             b: call.b.address,
             c: call.c.address,
             lda: self.spec.k as u64,

@@ -36,6 +36,9 @@ pub struct OpSpec {
     /// 256 rows: this, rounded up. Over NVLink a whole shard at once is best (finer chunks took 0.4 to 0.7 % longer, on two
     /// H200s), over PCIe 4 to 16 MiB.
     pub chunk_rows: Option<usize>,
+    /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
+    /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
+    pub keep_gathered: bool,
     /// [`crate::GemmAr`] only: the most rows of a call whose tiles go to all ranks at once; with more, each rank sums a
     /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
     /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
@@ -55,6 +58,7 @@ impl OpSpec {
             direction: Direction::Push,
             delivery: Delivery::Auto,
             chunk_rows: None,
+            keep_gathered: false,
             one_shot_rows: None,
         }
     }

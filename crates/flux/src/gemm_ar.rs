@@ -265,7 +265,7 @@ impl GemmAr {
         unsafe {
             self.gather.claim(rank, epoch, stream)?;
             self.scattered.finish(part, Matrix::contiguous(own_rows, self.spec.n), stream)?;
-            Ok(self.gather.stage(rank, epoch, m, own_rows, stream)?)
+            Ok(self.gather.stage(rank, epoch, m, own_rows, true, stream)?)
         }
     }
 

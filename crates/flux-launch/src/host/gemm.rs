@@ -195,8 +195,7 @@ impl<'a, E: Element> Worker<'a, E> {
     /// # Safety
     /// As for [`Gemm`].
     unsafe fn multiply(&mut self, row_tile: &RowTile, column_tile: usize, columns: usize) {
-        let (rows, first_row, first_column) =
-            (row_tile.rows as usize, row_tile.row as usize, column_tile * TILE.columns);
+        let (rows, first_column) = (row_tile.rows as usize, column_tile * TILE.columns);
         if self.k == 0 {
             self.c.fill(0.0);
         }
@@ -204,7 +203,12 @@ impl<'a, E: Element> Worker<'a, E> {
             let depth = PANEL.min(self.k - first);
             // SAFETY: the caller's promise.
             unsafe {
-                let GemmParams { a, lda, b, ldb, .. } = *self.params;
+                let GemmParams { lda, b, ldb, own_row, own_rows, .. } = *self.params;
+                let of_own = row_tile.row.wrapping_sub(own_row);
+                let (a, first_row) = match of_own < own_rows {
+                    true => (self.params.own_a, of_own as usize),
+                    false => (self.params.a, row_tile.row as usize),
+                };
                 widen_rows::<E>(a, lda, first_row..first_row + rows, first..first + depth, &mut self.a);
                 if self.b_holds != Some((column_tile, first)) {
                     let b_rows = first_column..first_column + columns;
