@@ -33,7 +33,7 @@ struct Config {
   static const int kPiecesN = kGroupN / kPieceN;
   static const int kBuffers = BUFFERS;
   static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
-  static_assert(kGroupN % kPieceN == 0 && (kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
+  static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
   static_assert(kBlocksM == 1 || kBlocksM == 2, "a tile of half the rows takes one block of each warpgroup");
 };
 using C = Config;

@@ -1,13 +1,13 @@
-// The pieces in which a finished tile leaves: 64 rows of 64, 32 or 16 columns, through shared memory.
+// The pieces in which a finished tile leaves: 64 rows of 64, 32, 16 or 8 columns, through shared memory.
 #pragma once
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
 
-// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128, 64 or 32 bytes.
+// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128, 64 or 32 bytes, but not of 16.
 template <int kColumns>
 DEVICE u32 piece_place(u32 row, u32 chunk) {
-  const u32 turn = kColumns == 64 ? row & 7 : kColumns == 32 ? (row >> 1) & 3 : (row >> 2) & 1;
+  const u32 turn = kColumns == 64 ? row & 7 : kColumns == 32 ? (row >> 1) & 3 : kColumns == 16 ? (row >> 2) & 1 : 0;
   return row * kColumns * 2 + ((chunk ^ turn) << 4);
 }
 

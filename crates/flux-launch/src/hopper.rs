@@ -12,7 +12,7 @@ use flux_memory::{Address, Buffer, Device, Placement};
 /// Rows of the pieces in which finished tiles leave.
 pub(crate) const PIECE_ROWS: u32 = 64;
 /// Columns of the pieces, by kernel.
-pub(crate) const PIECE_COLUMNS: [u32; 2] = [64, 32];
+pub(crate) const PIECE_COLUMNS: [u32; 3] = [64, 32, 16];
 /// Columns of K in a stage, and so in a box of A or B.
 const STAGE_COLUMNS: u32 = 64;
 /// Rows of a box of A; a taller tile takes two.
