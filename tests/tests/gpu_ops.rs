@@ -3,8 +3,8 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    PathPreference, Placement,
+    Activation, AgGemm, Backend, BackendChoice, Buffer, DType, Delivery, Error, GemmAr, GemmRs, Group,
+    GroupConfig, OpSpec, Operation, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
@@ -47,6 +47,58 @@ fn a_large_layer_is_right() {
 #[test]
 fn bits_do_not_depend_on_the_way_or_the_time() {
     check_bits(Case { m: 1301, n: 520, k: 400, world_size: 4 }, 20, &group_in(Placement::Device));
+}
+
+/// The ranks' streams begin their calls apart, by copies of random length; two sets of data take turns, so that what is left
+/// of the call before would be noticed.
+#[test]
+fn a_thousand_runs_with_random_delays_give_the_same_bits() {
+    const RUNS: usize = 1000;
+    let (m, n, k, world_size) = (1040, 520, 200, 4);
+    let group = group_in(Placement::Device)(world_size);
+    let data = [1, 2].map(|seed| {
+        (matrix::<bf16>(m * k, Fill::Normal, seed), matrix::<bf16>(n * k, Fill::Normal, seed + 10))
+    });
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    (spec.path, spec.chunk_rows) = (PathPreference::Fused, Some(37));
+    let gather = AgGemm::new(&group, spec.clone()).unwrap();
+    check_with_delays(&group, &gather, m, &data, RUNS);
+    for delivery in [Delivery::Direct, Delivery::Relayed] {
+        spec.delivery = delivery;
+        check_with_delays(&group, &GemmRs::new(&group, spec.clone()).unwrap(), m, &data, RUNS);
+    }
+    spec.one_shot_rows = Some(m);
+    check_with_delays(&group, &GemmAr::new(&group, spec).unwrap(), m, &data, RUNS);
+}
+
+fn check_with_delays<Op: Operation>(
+    group: &Group,
+    op: &Op,
+    m: usize,
+    data: &[(Vec<bf16>, Vec<bf16>); 2],
+    runs: usize,
+) {
+    const MOST: usize = 32 << 20; // about 20 µs
+    let scratch: Vec<_> = group
+        .local_ranks()
+        .map(|rank| Buffer::allocate(group.device(rank).unwrap(), 2 * MOST, Placement::Device).unwrap())
+        .collect();
+    let places = data.each_ref().map(|(a, b)| Whole::place(group, op, a, b, m).unwrap());
+    let mut expected: [Option<Vec<bf16>>; 2] = [None, None];
+    let mut random = 1_u64;
+    for run in 0..runs {
+        let whole = &places[run % 2];
+        for (stream, scratch) in whole.streams().zip(&scratch) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bytes = usize::try_from(random >> 33).unwrap() % MOST;
+            // SAFETY: the two halves of a buffer that outlives the stream's work, which the result waits for.
+            unsafe { stream.copy(scratch.address(), scratch.address().add(MOST), bytes).unwrap() };
+        }
+        whole.enqueue().unwrap();
+        let c = whole.result().unwrap();
+        let expected = expected[run % 2].get_or_insert_with(|| c.clone());
+        assert!(bytemuck::cast_slice::<_, u16>(expected) == bytemuck::cast_slice::<_, u16>(&c), "run {run}");
+    }
 }
 
 #[test]
