@@ -8,7 +8,7 @@ use flux::{
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
-use flux_tests::{epilogues, pitched};
+use flux_tests::{epilogues, pitched, sums};
 use half::{bf16, f16};
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -47,6 +47,44 @@ fn a_large_layer_is_right() {
 #[test]
 fn bits_do_not_depend_on_the_way_or_the_time() {
     check_bits(Case { m: 1301, n: 520, k: 400, world_size: 4 }, 20, &group_in(Placement::Device));
+}
+
+/// Shapes for which Hopper's tiles are of all sizes, whole, halved, and with tails; too short to be split along K, which would
+/// give other bits. Rows of C that do not begin at multiples of 16 bytes are not written in boxes.
+#[test]
+fn folded_sums_have_the_bits_of_separate_ones() {
+    for (m, n, k) in [
+        (500, 1544, 64),
+        (1024, 3700, 64),
+        (2100, 2304, 72),
+        (4097, 3080, 64),
+        (8192, 1160, 192),
+        (300, 72, 8),
+    ] {
+        for world_size in [2, 3, 4, 5, 8] {
+            for placement in [Placement::Device, Placement::PinnedHost] {
+                let case = Case { m, n, k: k * world_size, world_size };
+                sums::check(case, is_hopper(), &group_in(placement));
+            }
+        }
+    }
+}
+
+/// The portable kernel cannot fold: rows of A and B that do not begin at multiples of 16 bytes.
+#[test]
+fn sums_that_cannot_be_folded_are_separate() {
+    for world_size in [2, 3] {
+        sums::check(
+            Case { m: 300, n: 200, k: 20 * world_size, world_size },
+            false,
+            &group_in(Placement::Device),
+        );
+    }
+}
+
+fn is_hopper() -> bool {
+    let device = flux::Device::cuda(0).unwrap();
+    device.as_cuda().unwrap().context().compute_capability().unwrap() == (9, 0)
 }
 
 #[test]
