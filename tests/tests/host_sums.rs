@@ -1,7 +1,10 @@
 //! Folded and separate sums on the host backend.
 
-use flux::{BackendChoice, DType, GemmRs, Group, GroupConfig, OpSpec, PathPreference, Summation};
-use flux_tests::data::{Fill, matrix};
+use flux::{
+    BackendChoice, Buffer, DType, GemmRs, GemmRsCall, Group, GroupConfig, Matrix, OpSpec, PathPreference,
+    Placement, Summation,
+};
+use flux_tests::data::{Fill, matrix, product};
 use flux_tests::table::{CASES, Case, EDGES};
 use flux_tests::{run, sums};
 use half::bf16;
@@ -60,4 +63,52 @@ fn the_choice_says_where_was_summed() {
             "{summation} {path:?}"
         );
     }
+}
+
+/// One thread enqueues all calls of a rank before it turns to the next: the first rank's GEMM waits for GEMMs that nobody has
+/// enqueued yet.
+#[test]
+fn ranks_may_be_called_one_after_the_other() {
+    const CALLS: usize = 5;
+    let group = group(3);
+    let (m, n, k) = (400, 150, 24);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let reference = product(&a, &b, m, n, k);
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    (spec.path, spec.summation) = (PathPreference::Fused, Summation::Folded);
+    let op = GemmRs::new(&group, spec).unwrap();
+    let mut ranks = Vec::new();
+    for rank in group.local_ranks() {
+        let stream = group.stream(rank).unwrap();
+        let depth = op.depth(rank);
+        let columns = |matrix: &[bf16]| -> Vec<bf16> {
+            matrix.chunks(k).flat_map(|row| row[depth.clone()].to_vec()).collect()
+        };
+        let place = |values: &[bf16]| {
+            let device = group.device(rank).unwrap();
+            let buffer = Buffer::allocate(device, size_of_val(values), Placement::Device).unwrap();
+            buffer.upload(&stream, 0, bytemuck::cast_slice(values)).unwrap();
+            buffer
+        };
+        let operands = [place(&columns(&a)), place(&columns(&b))];
+        let outputs = [(); CALLS].map(|()| place(&vec![bf16::NAN; op.rows(rank, m).len() * n]));
+        let [a, b] = [0, 1].map(|index| Matrix::contiguous(operands[index].address(), depth.len()));
+        for c in &outputs {
+            let call = GemmRsCall { m, a, b, bias: None, c: Matrix::contiguous(c.address(), n) };
+            // SAFETY: all buffers outlive the downloads below.
+            let choice = unsafe { op.enqueue(rank, &call, &stream) }.unwrap();
+            assert_eq!(choice.summation, Some(Summation::Folded));
+        }
+        ranks.push((stream, operands, outputs));
+    }
+    for (rank, (stream, _, outputs)) in ranks.iter().enumerate() {
+        let rows = op.rows(rank, m);
+        for c in outputs {
+            let mut result = vec![bf16::NAN; rows.len() * n];
+            c.download(stream, 0, bytemuck::cast_slice_mut(&mut result)).unwrap();
+            let expected = &reference[rows.start * n..rows.end * n];
+            assert!(result.iter().zip(expected).all(|(c, r)| f64::from(*c) == *r), "rank {rank}");
+        }
+    }
+    group.check().unwrap();
 }

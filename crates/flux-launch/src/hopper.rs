@@ -136,3 +136,26 @@ pub(crate) fn params(
         padding: 0,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::catalogue::hopper_kernels;
+
+    /// What a stage holds of the slots fits into it, and eight ranks can fold in all tiles but the lowest.
+    #[test]
+    fn slots_fit_into_a_stage() {
+        for kernel in hopper_kernels(DType::Bf16).unwrap() {
+            let stage_bytes = (kernel.tile_m + kernel.tile_n) * 128;
+            for sources in 0..64 {
+                let parts = slot_parts(kernel, sources);
+                let bytes = parts * sources.saturating_sub(1) * PART_ROWS * kernel.piece_n * 2;
+                assert!(bytes <= stage_bytes, "{} of {sources}", kernel.name);
+                assert!(parts == 0 || sources > 1, "{} of {sources}", kernel.name);
+            }
+            assert!(slot_parts(kernel, 5) > 0, "{}", kernel.name);
+            assert!(slot_parts(kernel, 8) > 0 || kernel.tile_m == 64, "{}", kernel.name);
+        }
+    }
+}
