@@ -15,7 +15,7 @@ pub enum Summation {
     /// and the rank's own partial sums never leave the SM. A kernel then waits for the peers' kernels; all of them run at
     /// once, since ranks that share a GPU have shares of its SMs. Tiles that are split along K cannot: as asked, others are
     /// chosen; with [`Summation::Auto`], the sum is separate then. So it is all the same where no kernel can: the portable
-    /// one, and more ranks than a stage of Hopper's has room for (5 to 23, by tile).
+    /// one, and more ranks than a stage of Hopper's has room for (7 to 23, by tile).
     Folded,
     /// By a kernel of its own, after the GEMM. It takes 2 to 4 % of the GEMM's time (on an H200).
     Separate,
