@@ -8,7 +8,7 @@ use flux::{
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
-use flux_tests::{epilogues, pitched};
+use flux_tests::{epilogues, pitched, sums};
 use half::{bf16, f16};
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -99,6 +99,39 @@ fn check_with_delays<Op: Operation>(
         let expected = expected[run % 2].get_or_insert_with(|| c.clone());
         assert!(bytemuck::cast_slice::<_, u16>(expected) == bytemuck::cast_slice::<_, u16>(&c), "run {run}");
     }
+}
+
+/// Shapes for which Hopper's tiles are of all sizes, whole, halved, and with tails; too short to be split along K, which would
+/// give other bits. Rows of C that do not begin at multiples of 16 bytes are not written in boxes.
+#[test]
+fn folded_sums_have_the_bits_of_separate_ones() {
+    for world_size in [2, 3, 5, 8] {
+        for (m, n, k) in [(500, 1544, 64), (1024, 3700, 64), (2100, 1160, 72), (300, 72, 8), (257, 96, 192)] {
+            let case = Case { m, n, k: k * world_size, world_size };
+            sums::check(case, is_hopper(), &group_in(Placement::Device));
+        }
+        let case = Case { m: 600, n: 520, k: 64 * world_size, world_size };
+        sums::check(case, is_hopper(), &group_in(Placement::PinnedHost));
+    }
+    let large = Case { m: 4097, n: 3080, k: 128, world_size: 2 };
+    sums::check(large, is_hopper(), &group_in(Placement::Device));
+}
+
+/// The portable kernel cannot fold: rows of A and B that do not begin at multiples of 16 bytes.
+#[test]
+fn sums_that_cannot_be_folded_are_separate() {
+    for world_size in [2, 3] {
+        sums::check(
+            Case { m: 300, n: 200, k: 20 * world_size, world_size },
+            false,
+            &group_in(Placement::Device),
+        );
+    }
+}
+
+fn is_hopper() -> bool {
+    let device = flux::Device::cuda(0).unwrap();
+    device.as_cuda().unwrap().context().compute_capability().unwrap() == (9, 0)
 }
 
 #[test]

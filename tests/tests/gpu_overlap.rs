@@ -4,8 +4,8 @@
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use flux_launch::{
-    Activation, DType, Destination, Destinations, GemmParams, Launch, Launcher, Policy, Problem, RowTile,
-    SIGNAL_ROWS, Schedule, ScheduleTables, Slots, Tiling,
+    Activation, DType, Destination, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem,
+    RowTile, SIGNAL_ROWS, Schedule, ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{
     Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
@@ -85,7 +85,13 @@ impl Gpu {
     ) -> Prepared {
         let (n, k) = (params.n as usize, params.k as usize);
         let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
-        let tiling = self.launcher.tiling(DType::Bf16, &problem).unwrap();
+        // Of a ReduceScatter, one for which the sum can be folded in.
+        let ways = self.launcher.tilings(DType::Bf16, &problem).unwrap();
+        let fits = |tiling: &Tiling| {
+            policy != Policy::ReduceScatter
+                || self.launcher.can_fold(DType::Bf16, tiling, WORLD_SIZE).unwrap()
+        };
+        let tiling = ways.iter().map(|&(tiling, _)| tiling).find(fits).unwrap();
         let tables = ScheduleTables::new(&order(&tiling), describe).unwrap();
         let tables = tables.halve_last(tiling.halved, tiling.shape.rows / 2).unwrap();
         let (tiles, row_tiles) = (tables.order.len(), tables.row_tiles.len());
@@ -97,11 +103,14 @@ impl Gpu {
     }
 
     fn launch(&self, gemm: &Prepared, epoch: u32) {
-        let Prepared { tiling, schedule, policy, params, destinations } = gemm;
+        self.launch_with(gemm, GemmParams { gate_epoch: epoch, epoch, ..gemm.params });
+    }
+
+    fn launch_with(&self, gemm: &Prepared, params: GemmParams) {
+        let Prepared { tiling, schedule, policy, destinations, .. } = gemm;
         let (policy, dtype, destinations) = (*policy, DType::Bf16, destinations.as_ref());
         let activation = Activation::None;
         let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace: None };
-        let params = GemmParams { gate_epoch: epoch, epoch, ..*params };
         // SAFETY: everything that the parameters name outlives the streams' work, which every round waits for.
         unsafe { self.launcher.gemm(&self.compute, &launch, &params).unwrap() };
     }
@@ -260,8 +269,10 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
         To::Host => [Placement::PinnedHost; 2],
         To::Relayed => [Placement::PinnedHost, Placement::Device],
     };
-    let (remote, own) = (gpu.buffer(m * n, far), gpu.buffer(m * n, Placement::Device));
-    let written = if to == To::Relayed { &own } else { &remote };
+    // This rank's own slots hold what the other ranks sent it already.
+    let (remote, own) = (gpu.buffer(m * n, far), gpu.normal(m * n, Placement::Device, 3));
+    let staging = (to == To::Relayed).then(|| gpu.buffer(m * n, Placement::Device));
+    let written = staging.as_ref().unwrap_or(&remote);
     let slot_rows = shards.max_rows();
     let blocks = slot_rows.div_ceil(SIGNAL_ROWS);
     let device = std::slice::from_ref(&gpu.device);
@@ -285,7 +296,7 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
                 unsafe {
                     transfers.wait_values(&complete[owner * blocks + block], epoch).unwrap();
                     transfers
-                        .copy(remote.address().add(at), own.address().add(at), rows * n * BYTES)
+                        .copy(remote.address().add(at), written.address().add(at), rows * n * BYTES)
                         .unwrap();
                 }
             }
@@ -335,32 +346,78 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
     scattered.destinations = Some(Destinations::new(&gpu.device, DType::Bf16, &table, extents).unwrap());
     let traffic_bytes = (WORLD_SIZE - 1) * slot_rows * n * BYTES;
     let timer = Timer::new(&gpu.device).unwrap();
-    let mut times: [Vec<f64>; 3] = Default::default();
+    let sums = [(); 2].map(|()| gpu.buffer(slot_rows * n, Placement::Device));
+    let fold = FoldParams {
+        slots: own.address(),
+        ld_out: n as u64,
+        sources: number(WORLD_SIZE),
+        slot_rows: number(slot_rows),
+        rows: number(slot_rows),
+        source_stride: number(blocks),
+        ..FoldParams::default()
+    };
+    let sum = SumParams {
+        slots: own.address(),
+        source_pitch: (slot_rows * n) as u64,
+        ld_slot: n as u64,
+        out: sums[1].address(),
+        ld_out: n as u64,
+        signals: signals.word(0, 0),
+        source_stride: number(blocks),
+        signal_rows: number(SIGNAL_ROWS),
+        rows: number(slot_rows),
+        n: number(n),
+        world_size: number(WORLD_SIZE),
+        wait: gpu.log.bound(0),
+        ..SumParams::default()
+    };
+    let mut times: [Vec<f64>; 5] = Default::default();
     for round in 0..ROUNDS + 2 {
         let alone = gpu.time(&timer, || gpu.launch(&plain, 0));
         // SAFETY: both buffers are of that size; every round waits for the streams.
         let copies = gpu.time(&timer, || unsafe {
             gpu.transfers[0].copy(remote.address(), expected.address(), traffic_bytes).unwrap();
         });
-        let epoch = number(round) + 1;
-        let fused = gpu.time(&timer, || {
-            gpu.launch(&scattered, epoch);
+        let epoch = 3 * number(round) + 1;
+        let relayed = |epoch| {
             if to == To::Relayed {
                 relay(epoch);
             }
+        };
+        let fused = gpu.time(&timer, || {
+            gpu.launch(&scattered, epoch);
+            relayed(epoch);
+        });
+        let folded = gpu.time(&timer, || {
+            let (c, gates) = (sums[0].address(), signals.word(0, 0));
+            gpu.launch_with(&scattered, GemmParams { c, gates, fold, epoch: epoch + 1, ..scattered.params });
+            relayed(epoch + 1);
+        });
+        let summed = gpu.time(&timer, || {
+            gpu.launch(&scattered, epoch + 2);
+            relayed(epoch + 2);
+            // SAFETY: the slots and the sums are of that size; every round waits for the streams.
+            unsafe { gpu.launcher.sum(&gpu.compute, DType::Bf16, &sum).unwrap() };
         });
         if round >= 2 {
-            [alone, copies, fused].iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
+            [alone, copies, fused, summed, folded]
+                .iter()
+                .zip(&mut times)
+                .for_each(|(&t, times)| times.push(t));
         }
     }
-    let [alone, copies, fused] = times.map(median);
+    let [alone, copies, fused, summed, folded] = times.map(median);
     let floor = if to == To::Device { alone } else { alone.max(copies) };
     println!(
-        "{m:>5} {n:>6} {k:>5} {:>7} | {alone:>8.1} {copies:>8.1} {:>5.2} | {fused:>8.1} {:>7.3}",
+        "{m:>5} {n:>6} {k:>5} {:>7} | {alone:>8.1} {copies:>8.1} {:>5.2} | {fused:>8.1} {:>7.3} | {summed:>8.1} {:>7.3} | {folded:>8.1} {:>7.3}",
         format!("{to:?}"),
         copies / alone,
         fused / floor,
+        summed / floor,
+        folded / floor,
     );
+    let [folded, separate] = [0, 1].map(|way| gpu.download(&sums[way], slot_rows * n));
+    assert!(folded == separate, "the folded sum has other bits");
     let (mut ours, theirs) = (gpu.download(&remote, m * n), gpu.download(&expected, m * n));
     let of_own = slot_rows * n;
     ours[..of_own].copy_from_slice(&gpu.download(&own, of_own));
@@ -370,7 +427,9 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
 #[test]
 fn reduce_scatter_beside_its_traffic() {
     let gpu = Gpu::new();
-    println!("    m      n     k      to |  gemm us copies us ratio | fused us / floor");
+    println!(
+        "    m      n     k      to |  gemm us copies us ratio | fused us / floor |  and sum / floor |   folded / floor"
+    );
     for (m, n, k) in [(8192, 8192, 3584), (8192, 12288, 6144), (8192, 8192, 12288), (8192, 8192, 16384)] {
         for to in [To::Device, To::Relayed, To::Host] {
             reduce_scatter(&gpu, (m, n, k), to);

@@ -5,6 +5,7 @@ use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
+    Summation,
 };
 use std::path::PathBuf;
 
@@ -134,6 +135,9 @@ pub(crate) struct RunArguments {
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
+    /// gemm-rs and gemm-ar: where the tiles of a fused call are summed.
+    #[arg(long, value_enum, default_value_t = SumArgument::Auto)]
+    pub(crate) sum: SumArgument,
     /// How to report.
     #[arg(long, value_enum, default_value_t = ReportArgument::Text)]
     pub(crate) report: ReportArgument,
@@ -222,6 +226,26 @@ pub(crate) enum DeliveryArgument {
     Direct,
     /// Tiles to the own rank's memory, and from there by copy engine.
     Relayed,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum SumArgument {
+    /// Folded where it can be, unless the slots lie in pinned host memory.
+    Auto,
+    /// In the GEMM's epilogue, if its kernel can.
+    Folded,
+    /// By a kernel of its own, after the GEMM.
+    Separate,
+}
+
+impl From<SumArgument> for Summation {
+    fn from(sum: SumArgument) -> Self {
+        match sum {
+            SumArgument::Auto => Summation::Auto,
+            SumArgument::Folded => Summation::Folded,
+            SumArgument::Separate => Summation::Separate,
+        }
+    }
 }
 
 impl From<DeliveryArgument> for Delivery {

@@ -100,6 +100,14 @@ impl CudaLauncher {
         Ok(vec![(Tiling::whole(shape, group_rows, TileKernel::Portable), f64::INFINITY)])
     }
 
+    /// Whether one of Hopper's kernels can: the block that computes a tile must have the whole of it, and a stage room for
+    /// the slots of part of it.
+    pub(crate) fn can_fold(dtype: DType, tiling: &Tiling, sources: usize) -> Result<bool> {
+        let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+        let kernel = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns)).info()?;
+        Ok(tiling.parts == 1 && hopper::slot_parts(kernel, side(sources)) > 0)
+    }
+
     /// Loads what a launch of `policy` may need, so that no launch compiles: all at once, on several threads, since a kernel
     /// that the driver has not compiled before takes it a third of a second.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {

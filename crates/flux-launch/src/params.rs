@@ -105,6 +105,32 @@ pub struct Destination {
     pub signals: Address,
 }
 
+/// The sum of a ReduceScatter, folded into the epilogue of the tiles that this rank itself sums, in place of [`SumParams`]:
+/// such a tile goes nowhere but to C. When the other sources' signals are up, their slots are added to the tile's own sums,
+/// which are rounded first as if they came from a slot, in the order of the sources; then the bias, and the one rounding.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct FoldParams {
+    /// `[sources][slot_rows][ldc]`; the own one is not read.
+    pub slots: Address,
+    /// `[n]`: added to every row, once; null for none.
+    pub bias: Address,
+    /// Row pitch of C, `[rows, n]`, in elements: a tile's row there is its [`RowTile::destination_row`].
+    pub ld_out: u64,
+    /// How many; 0 if nothing is folded.
+    pub sources: u32,
+    /// The destination whose tiles are summed here, and their place among the sources.
+    pub own: u32,
+    /// Rows of a slot.
+    pub slot_rows: u32,
+    /// Rows of C.
+    pub rows: u32,
+    /// The signal of a source and a tile is number `source · source_stride` + [`RowTile::signal`] of the gates.
+    pub source_stride: u32,
+    /// What the signals must have reached.
+    pub epoch: u32,
+}
+
 /// C = A·Bᵀ, tile by tile in a given order. A is `[rows, k]`, B `[n, k]`, C `[rows, n]`, all row-major; pitches in
 /// elements. Of SwiGLU, C is `[rows, n / 2]`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -114,7 +140,7 @@ pub struct GemmParams {
     pub a: Address,
     /// B.
     pub b: Address,
-    /// C; unused by ReduceScatter.
+    /// C; in ReduceScatter, of what is folded.
     pub c: Address,
     /// Row pitch of A.
     pub lda: u64,
@@ -157,6 +183,8 @@ pub struct GemmParams {
     pub destination_count: u32,
     /// The [`Activation`]'s code: filled in by the launcher.
     pub activation: u32,
+    /// ReduceScatter: the sum that is folded in, if [`crate::Launcher::can_fold`].
+    pub fold: FoldParams,
     /// The bound of every wait.
     pub wait: WaitBound,
 }

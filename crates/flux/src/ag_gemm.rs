@@ -297,6 +297,7 @@ impl AgGemm {
             shards: Shards::new(rows, world_size)?,
             params,
             destinations: None,
+            must_fold: false,
         };
         let tables = |tiling: &Tiling| match policy {
             Policy::AllGather => self.fused_tables(rank, rows, tiling),

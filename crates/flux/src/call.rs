@@ -2,7 +2,7 @@
 
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Result};
+use crate::{Delivery, Error, Group, PathPreference, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
@@ -32,6 +32,8 @@ pub struct OpSpec {
     pub direction: Direction,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
+    /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
+    pub summation: Summation,
     /// Rows in which a shard travels; by default as many as the link needs for its speed. Relayed tiles travel in multiples of
     /// 256 rows: this, rounded up. Over NVLink a whole shard at once is best (finer chunks took 0.4 to 0.7 % longer, on two
     /// H200s), over PCIe 4 to 16 MiB.
@@ -57,6 +59,7 @@ impl OpSpec {
             path: PathPreference::Auto,
             direction: Direction::Push,
             delivery: Delivery::Auto,
+            summation: Summation::Auto,
             chunk_rows: None,
             keep_gathered: false,
             one_shot_rows: None,
@@ -320,7 +323,7 @@ unsafe fn in_phases<Op: Phased>(
             _ => chosen = Some((m, choice)),
         }
     }
-    let Some((m, choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
+    let Some((m, mut choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
     let epochs = ranks.clone().map(|rank| (rank, state.lock(rank).epoch + 1));
     state.agreement.check(epochs, m)?;
     for rank in ranks.clone() {
@@ -348,6 +351,10 @@ unsafe fn in_phases<Op: Phased>(
                 return Err(error);
             }
         }
+    }
+    if choice.delivery.is_some() {
+        let all_folded = ranks.clone().all(|rank| state.lock(rank).schedules.folded());
+        choice.summation = Some(if all_folded { Summation::Folded } else { Summation::Separate });
     }
     ranks.for_each(|rank| state.lock(rank).broken = false);
     Ok(choice)

@@ -12,6 +12,7 @@ mod group;
 mod plan;
 mod reduction;
 mod schedules;
+mod summation;
 mod trace;
 mod whole;
 
@@ -27,6 +28,7 @@ pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use summation::Summation;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::{Operation, Part, Whole};
 
