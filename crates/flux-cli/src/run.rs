@@ -28,6 +28,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.path = arguments.path.into();
     spec.direction = arguments.transfer.into();
     spec.delivery = arguments.delivery.into();
+    spec.push = arguments.push.into();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {

@@ -5,7 +5,7 @@ use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
-use crate::{DType, Error, GemmParams, Launch, Policy, Result, SumParams};
+use crate::{DType, Error, GemmParams, Launch, Policy, PushParams, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_memory::{Address, Device, Stream};
@@ -16,8 +16,13 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
-/// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200), so eight are left.
-const SMS_FOR_COPIES: u32 = 8;
+/// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200). Four of 132 leave a number that eight
+/// ranks share without a rest.
+const SMS_FOR_COPIES: u32 = 4;
+
+/// Blocks of the push kernel that fill a link between GPUs, each with 16 KiB on its way: 16 blocks twice as large stored
+/// 353 of 369 GB/s over NVLink (measured on two H200s). No launch has more of them.
+const MOST_PUSH_BLOCKS: u32 = 32;
 
 /// Blocks of the portable GEMM that run on an SM at once.
 const PORTABLE_BLOCKS_PER_SM: u64 = 2;
@@ -128,6 +133,11 @@ impl CudaLauncher {
         outcome
     }
 
+    /// Loads the push kernel.
+    pub(crate) fn prepare_push(&self) -> Result<()> {
+        self.load(KernelId::Push).map(|_| ())
+    }
+
     /// Loads the traced kernels.
     pub(crate) fn prepare_traced(&self, dtype: DType) -> Result<()> {
         if dtype != DType::Bf16 {
@@ -218,6 +228,18 @@ impl CudaLauncher {
     }
 
     /// # Safety
+    /// As for [`crate::Launcher::push`].
+    pub(crate) unsafe fn push(&self, stream: &CudaStream, params: &PushParams) -> Result<()> {
+        // Blocks without a part of a chunk would only count.
+        let parts = |kernel: &Loaded| {
+            let parts = params.chunk_bytes.min(params.bytes).div_ceil(u64::from(kernel.tile.1));
+            u32::try_from(parts).unwrap_or(u32::MAX)
+        };
+        // SAFETY: the caller's promise; this kernel takes this parameter.
+        unsafe { self.launch(stream, KernelId::Push, parts, params) }
+    }
+
+    /// # Safety
     /// As for [`CudaStream::launch`].
     unsafe fn launch<P: bytemuck::Pod>(
         &self,
@@ -288,7 +310,10 @@ impl CudaLauncher {
         let waits_for_gemms = self.sharing > 1 && matches!(id, KernelId::Sum(_));
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
         let usable = self.sms * per_sm;
-        let blocks = usable / self.sharing;
+        let blocks = match id {
+            KernelId::Push => push_blocks(self.device.multiprocessors(), self.sharing, self.blocks(), per_sm),
+            _ => usable / self.sharing,
+        };
         if blocks == 0 {
             return Err(Error::TooManySharing {
                 sharing: self.sharing as usize,
@@ -315,6 +340,17 @@ impl Drop for CudaLauncher {
     }
 }
 
+/// The most blocks of a push on a GPU of `sms` SMs, which so many ranks share: an equal part of what runs at once on the SMs
+/// that their GEMMs, of `gemm_blocks` blocks each, leave free. One at least, which may have to wait for another to end: a push
+/// whose rank shares its GPU waits for nobody.
+fn push_blocks(sms: u32, sharing: u32, gemm_blocks: u32, per_sm: u32) -> u32 {
+    let free = match sharing {
+        1 => sms,
+        _ => sms.saturating_sub(sharing.saturating_mul(gemm_blocks)),
+    };
+    (free.saturating_mul(per_sm) / sharing.max(1)).clamp(1, MOST_PUSH_BLOCKS)
+}
+
 /// 16-byte loads also need K to be a multiple of their elements.
 fn load_for(params: &GemmParams) -> Load {
     let whole = params.are_operands_aligned() && params.k.is_multiple_of(8);
@@ -325,6 +361,20 @@ fn load_for(params: &GemmParams) -> Load {
 mod tests {
     use super::*;
     use flux_memory::Address;
+
+    #[test]
+    fn pushes_share_the_sms_that_gemms_leave_free() {
+        let of_132 = |sharing: u32| push_blocks(132, sharing, (132 - SMS_FOR_COPIES) / sharing, 8);
+        for (sharing, blocks) in [(2, 16), (3, 16), (4, 8), (5, 11), (7, 6), (8, 4), (16, 2), (32, 1)] {
+            assert_eq!(of_132(sharing), blocks, "{sharing} ranks");
+            assert!(sharing * blocks <= (132 - sharing * (128 / sharing)) * 8, "{sharing} ranks");
+        }
+        assert_eq!(of_132(100), 2); // one SM each is all that their GEMMs take
+        assert_eq!(of_132(128), 1);
+        assert_eq!(push_blocks(132, 8, 2, 8), MOST_PUSH_BLOCKS); // a budget of 16 SMs
+        assert_eq!(push_blocks(132, 1, 132, 8), MOST_PUSH_BLOCKS);
+        assert_eq!(push_blocks(0, 8, 0, 0), 1);
+    }
 
     #[test]
     fn what_16_byte_copies_cannot_take_is_loaded_element_by_element() {

@@ -21,7 +21,7 @@ pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use launcher::{Launch, Launcher};
-pub use params::{Activation, Destination, GemmParams, Policy, RowTile, SumParams};
+pub use params::{Activation, Destination, GemmParams, Policy, PushParams, PushPeer, RowTile, SumParams};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Problem, Tiling};
 pub use trace::{Trace, UnitTrace};

@@ -7,12 +7,13 @@
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::push::KernelPush;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl AgGemm {
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let gather = AllGatherSpec { max_rows, row_bytes, chunk_rows, direction, placement, op, signal_loss };
-        let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
+        let mut gather = AllGather::new(KernelPush::new(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
@@ -192,7 +193,10 @@ impl Phased for AgGemm {
                 }
                 (_, Path::Local) => Ok(()),
                 (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
-                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Transfer, _) => {
+                    let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
+                    Ok(self.gather.transfer(rank, epoch, call.m, call.a, awaited)?)
+                }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
                     let gathered = self.gather.gathered(rank);

@@ -2,7 +2,7 @@
 
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Result};
+use crate::{Delivery, Error, Group, PathPreference, Push, Result};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
@@ -30,6 +30,8 @@ pub struct OpSpec {
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
     pub direction: Direction,
+    /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
+    pub push: Push,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
     /// Rows in which a shard travels; by default as many as the link needs for its speed. Relayed tiles travel in multiples of
@@ -53,6 +55,7 @@ impl OpSpec {
             activation: Activation::None,
             path: PathPreference::Auto,
             direction: Direction::Push,
+            push: Push::Auto,
             delivery: Delivery::Auto,
             chunk_rows: None,
             one_shot_rows: None,

@@ -182,12 +182,19 @@ impl Group {
     /// Whether `rank` may be called by itself: not if others share its GPU.
     pub(crate) fn check_alone(&self, rank: usize) -> Result<()> {
         let device = self.device(rank)?;
-        let Some(gpu) = device.as_cuda() else { return Ok(()) };
-        let shares = |other: &&Device| other.as_cuda().is_some_and(|other| other.ordinal() == gpu.ordinal());
-        match self.0.members.devices.iter().filter(shares).count() {
-            0 | 1 => Ok(()),
-            _ => Err(Error::SharedDevice { rank, device: device.to_string() }),
+        match device.as_cuda() {
+            Some(_) if self.shares_device(rank)? => {
+                Err(Error::SharedDevice { rank, device: device.to_string() })
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Whether other ranks live on the device of `rank`, too.
+    pub(crate) fn shares_device(&self, rank: usize) -> Result<bool> {
+        let ordinal = |device: &Device| device.as_cuda().map(|gpu| gpu.ordinal());
+        let own = ordinal(self.device(rank)?);
+        Ok(self.0.members.devices.iter().filter(|other| ordinal(other) == own).count() > 1)
     }
 
     pub(crate) fn turns(&self) -> &Turns {

@@ -10,6 +10,7 @@ mod gemm_ar;
 mod gemm_rs;
 mod group;
 mod plan;
+mod push;
 mod reduction;
 mod schedules;
 mod trace;
@@ -27,6 +28,7 @@ pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use push::Push;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::{Operation, Part, Whole};
 

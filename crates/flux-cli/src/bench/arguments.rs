@@ -1,7 +1,9 @@
 //! What `flux bench` understands.
 
 use super::shapes::Shape;
-use crate::args::{DeliveryArgument, GroupArguments, TransferArgument, parse_chunk_rows, parse_ranks};
+use crate::args::{
+    DeliveryArgument, GroupArguments, PushArgument, TransferArgument, parse_chunk_rows, parse_ranks,
+};
 use clap::{Args, ValueEnum};
 use flux::{AgGemm, DType, GemmAr, GemmRs, Group, OpSpec, Operation};
 use std::path::PathBuf;
@@ -38,6 +40,9 @@ pub(crate) struct BenchArguments {
     /// the receiver.
     #[arg(long, value_enum)]
     pub(crate) transfer: Option<TransferArgument>,
+    /// ag-gemm and gemm-ar: how pushed shards get to the peers.
+    #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
+    pub(crate) push: PushArgument,
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
