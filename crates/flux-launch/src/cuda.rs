@@ -1,8 +1,9 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
-use crate::catalogue::{KernelId, Load, hopper_kernels};
+use crate::catalogue::{KernelId, KernelInfo, Load, hopper_kernels};
 use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
+use crate::push::push_blocks;
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
 use crate::{DType, Error, GemmParams, Launch, Policy, PushParams, Result, SumParams};
@@ -18,11 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
 /// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200). Four of 132 leave a number that eight
 /// ranks share without a rest.
-const SMS_FOR_COPIES: u32 = 4;
-
-/// Blocks of the push kernel that fill a link between GPUs, each with 16 KiB on its way: 16 blocks twice as large stored
-/// 353 of 369 GB/s over NVLink (measured on two H200s). No launch has more of them.
-const MOST_PUSH_BLOCKS: u32 = 32;
+pub(crate) const SMS_FOR_COPIES: u32 = 4;
 
 /// Blocks of the portable GEMM that run on an SM at once.
 const PORTABLE_BLOCKS_PER_SM: u64 = 2;
@@ -42,9 +39,8 @@ pub(crate) struct CudaLauncher {
 struct Loaded {
     module: CUmodule,
     function: CUfunction,
-    threads: u32,
-    shared_bytes: u32,
-    tile: (u32, u32),
+    /// What the manifest says of it: looking that up by name would take longer than all else here.
+    info: &'static KernelInfo,
     /// The most blocks that one launch may run at once.
     blocks: u32,
 }
@@ -194,11 +190,12 @@ impl CudaLauncher {
             let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
             let (rows, columns) = (side(tiling.shape.rows), side(tiling.shape.columns));
             let id = KernelId::Hopper(dtype, rows, columns);
-            let params = hopper::params(id.info()?, launch, params, scratch)?;
+            let kernel = self.load(id)?;
+            let params = hopper::params(kernel.info, launch, params, scratch)?;
             let units = |_: &Loaded| hopper::units(&params);
             let Some(records) = records else {
                 // SAFETY: the caller's promise; this kernel takes this parameter.
-                return unsafe { self.launch(stream, id, units, &params) };
+                return unsafe { launch_loaded(stream, &kernel, units, &params) };
             };
             let (id, padding) = (KernelId::TracedHopper(dtype, rows, columns), [0; 7]);
             // SAFETY: as above.
@@ -220,8 +217,8 @@ impl CudaLauncher {
     /// As for [`crate::Launcher::sum`].
     pub(crate) unsafe fn sum(&self, stream: &CudaStream, dtype: DType, params: &SumParams) -> Result<()> {
         let tiles = |kernel: &Loaded| {
-            let (rows, columns) = kernel.tile;
-            params.rows.div_ceil(rows).saturating_mul(params.n.div_ceil(columns))
+            let KernelInfo { tile_m, tile_n, .. } = *kernel.info;
+            params.rows.div_ceil(tile_m).saturating_mul(params.n.div_ceil(tile_n))
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
         unsafe { self.launch(stream, KernelId::Sum(dtype), tiles, params) }
@@ -232,7 +229,7 @@ impl CudaLauncher {
     pub(crate) unsafe fn push(&self, stream: &CudaStream, params: &PushParams) -> Result<()> {
         // Blocks without a part of a chunk would only count.
         let parts = |kernel: &Loaded| {
-            let parts = params.chunk_bytes.min(params.bytes).div_ceil(u64::from(kernel.tile.1));
+            let parts = params.chunk_bytes.min(params.bytes).div_ceil(u64::from(kernel.info.tile_n));
             u32::try_from(parts).unwrap_or(u32::MAX)
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
@@ -248,14 +245,8 @@ impl CudaLauncher {
         blocks: impl FnOnce(&Loaded) -> u32,
         params: &P,
     ) -> Result<()> {
-        let kernel = self.load(id)?;
-        let grid = blocks(&kernel).min(kernel.blocks);
-        if grid == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(kernel.function, grid, kernel.threads, kernel.shared_bytes, params)? };
-        Ok(())
+        unsafe { launch_loaded(stream, &self.load(id)?, blocks, params) }
     }
 
     fn load(&self, id: KernelId) -> Result<Loaded> {
@@ -321,7 +312,7 @@ impl CudaLauncher {
                 device: self.device.name().to_owned(),
             });
         }
-        Ok(Loaded { module, function, threads, shared_bytes, tile: (info.tile_m, info.tile_n), blocks })
+        Ok(Loaded { module, function, info, blocks })
     }
 }
 
@@ -340,15 +331,22 @@ impl Drop for CudaLauncher {
     }
 }
 
-/// The most blocks of a push on a GPU of `sms` SMs, which so many ranks share: an equal part of what runs at once on the SMs
-/// that their GEMMs, of `gemm_blocks` blocks each, leave free. One at least, which may have to wait for another to end: a push
-/// whose rank shares its GPU waits for nobody.
-fn push_blocks(sms: u32, sharing: u32, gemm_blocks: u32, per_sm: u32) -> u32 {
-    let free = match sharing {
-        1 => sms,
-        _ => sms.saturating_sub(sharing.saturating_mul(gemm_blocks)),
-    };
-    (free.saturating_mul(per_sm) / sharing.max(1)).clamp(1, MOST_PUSH_BLOCKS)
+/// # Safety
+/// As for [`CudaStream::launch`].
+unsafe fn launch_loaded<P: bytemuck::Pod>(
+    stream: &CudaStream,
+    kernel: &Loaded,
+    blocks: impl FnOnce(&Loaded) -> u32,
+    params: &P,
+) -> Result<()> {
+    let grid = blocks(kernel).min(kernel.blocks);
+    if grid == 0 {
+        return Ok(());
+    }
+    let KernelInfo { threads, dynamic_smem_bytes, .. } = *kernel.info;
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(kernel.function, grid, threads, dynamic_smem_bytes, params)? };
+    Ok(())
 }
 
 /// 16-byte loads also need K to be a multiple of their elements.
@@ -361,20 +359,6 @@ fn load_for(params: &GemmParams) -> Load {
 mod tests {
     use super::*;
     use flux_memory::Address;
-
-    #[test]
-    fn pushes_share_the_sms_that_gemms_leave_free() {
-        let of_132 = |sharing: u32| push_blocks(132, sharing, (132 - SMS_FOR_COPIES) / sharing, 8);
-        for (sharing, blocks) in [(2, 16), (3, 16), (4, 8), (5, 11), (7, 6), (8, 4), (16, 2), (32, 1)] {
-            assert_eq!(of_132(sharing), blocks, "{sharing} ranks");
-            assert!(sharing * blocks <= (132 - sharing * (128 / sharing)) * 8, "{sharing} ranks");
-        }
-        assert_eq!(of_132(100), 2); // one SM each is all that their GEMMs take
-        assert_eq!(of_132(128), 1);
-        assert_eq!(push_blocks(132, 8, 2, 8), MOST_PUSH_BLOCKS); // a budget of 16 SMs
-        assert_eq!(push_blocks(132, 1, 132, 8), MOST_PUSH_BLOCKS);
-        assert_eq!(push_blocks(0, 8, 0, 0), 1);
-    }
 
     #[test]
     fn what_16_byte_copies_cannot_take_is_loaded_element_by_element() {

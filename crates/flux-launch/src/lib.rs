@@ -10,6 +10,7 @@ mod hopper;
 mod host;
 mod launcher;
 mod params;
+mod push;
 mod schedule;
 mod tensor_map;
 mod tiling;

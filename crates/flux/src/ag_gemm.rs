@@ -60,7 +60,7 @@ impl AgGemm {
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let gather = AllGatherSpec { max_rows, row_bytes, chunk_rows, direction, placement, op, signal_loss };
-        let mut gather = AllGather::new(KernelPush::new(spec.push, group), group.members(), gather)?;
+        let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }

@@ -147,9 +147,8 @@ impl Agreement {
     }
 }
 
-/// The checks that every call begins with.
+/// The checks that every part of a call begins with.
 pub(crate) fn check_call(group: &Group, spec: &OpSpec, rank: usize, m: usize, stream: &Stream) -> Result<()> {
-    group.check()?;
     if m > spec.max_m {
         return Err(Error::TooManyRows { m, max_m: spec.max_m });
     }
@@ -301,6 +300,7 @@ unsafe fn in_phases<Op: Phased>(
     calls: &[Op::Call],
     streams: &[&Stream],
 ) -> Result<PathChoice> {
+    op.group().check()?;
     let state = op.state();
     let parts = || ranks.clone().zip(calls.iter().zip(streams));
     // Everything is checked before anything is noted or enqueued: a refused call leaves no trace.

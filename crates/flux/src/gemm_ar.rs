@@ -89,7 +89,7 @@ impl GemmAr {
             *log = log.with_budget(log.budget().saturating_mul(2));
         }
         let mut gather = AllGather::new(
-            KernelPush::new(spec.push, group),
+            KernelPush::boxed(spec.push, group),
             &members,
             AllGatherSpec {
                 max_rows: gathered_rows,

@@ -75,7 +75,7 @@ struct Pusher {
 }
 
 impl KernelPush {
-    pub(crate) fn new(asked: Push, group: &Group) -> Box<dyn DataTransfer> {
+    pub(crate) fn boxed(asked: Push, group: &Group) -> Box<dyn DataTransfer> {
         let ranks = group.local_ranks().map(|_| None).collect();
         Box::new(Self { asked, ranks, group: group.clone() })
     }
