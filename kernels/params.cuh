@@ -133,6 +133,33 @@ struct SumParams {
   WaitBound wait;
 };
 
+// What a rank knows of one peer that it pushes its shard to.
+struct PushPeer {
+  u64 gathered;         // the peer's gathered rows
+  u64 signals;          // u32*: the peer's signals of this rank's chunks; 0 if they are not to be raised
+  u64 arrived;          // u32*: the peer's signal of this rank's whole shard; 0 likewise
+  u64 ack;              // u32*: this rank's own word, in which the peer acknowledges what it was sent
+  u32 peer;             // its number, for the fault record
+  u32 ack_signal;       // the acknowledgement's
+};
+
+// A rank's shard on its way to all its peers.
+struct PushParams {
+  u64 shard;            // all addresses and sizes are multiples of 16 bytes
+  u64 offset;           // from the begin of the gathered rows, of the shard's place among them
+  u64 bytes;
+  u64 chunk_bytes;      // the last chunk may be shorter
+  u64 peers;            // PushPeer*, in the order in which they are served
+  u64 counters;         // u32* [peer_count][chunks]: all 0 between launches
+  u32 peer_count;
+  u32 chunks;
+  u32 epoch;            // what signals are raised to
+  u32 ack_epoch;        // what acknowledgements must have reached
+  u32 awaits_acks;      // nobody has waited for the acknowledgements: the kernel does
+  u32 by_shard;         // not each chunk's signal is raised, but the whole shard's
+  WaitBound wait;
+};
+
 // Where the time goes.
 struct ClockParams {
   u64 time;             // u64*, pinned host memory

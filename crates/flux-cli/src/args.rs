@@ -5,7 +5,7 @@ use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
-    Summation,
+    Push, Summation,
 };
 use std::path::PathBuf;
 
@@ -132,6 +132,9 @@ pub(crate) struct RunArguments {
     /// Who moves data between ranks: the sender or the receiver.
     #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
     pub(crate) transfer: TransferArgument,
+    /// ag-gemm and gemm-ar: how pushed shards get to the peers.
+    #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
+    pub(crate) push: PushArgument,
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
@@ -214,6 +217,26 @@ impl From<TransferArgument> for Direction {
         match transfer {
             TransferArgument::Push => Direction::Push,
             TransferArgument::Pull => Direction::Pull,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum PushArgument {
+    /// By kernel where ranks share a GPU, by copies elsewhere.
+    Auto,
+    /// A copy for each chunk and peer.
+    Copies,
+    /// One kernel for each rank, which takes SMs while it runs.
+    Kernel,
+}
+
+impl From<PushArgument> for Push {
+    fn from(push: PushArgument) -> Self {
+        match push {
+            PushArgument::Auto => Push::Auto,
+            PushArgument::Copies => Push::Copies,
+            PushArgument::Kernel => Push::Kernel,
         }
     }
 }

@@ -29,6 +29,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.direction = arguments.transfer.into();
     spec.delivery = arguments.delivery.into();
     spec.summation = arguments.sum.into();
+    spec.push = arguments.push.into();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {

@@ -4,8 +4,8 @@ use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Problem, TileKernel, Tiling};
 use crate::{
-    Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, Result, Schedule,
-    SumParams, Trace, host,
+    Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, Result,
+    Schedule, SumParams, Trace, host,
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
@@ -140,6 +140,14 @@ impl Launcher {
         }
     }
 
+    /// Loads the kernel of [`Launcher::push`] now.
+    pub fn prepare_push(&self) -> Result<()> {
+        match &self.0 {
+            Kind::Host(_) => Ok(()),
+            Kind::Cuda { kernels, .. } => kernels.prepare_push(),
+        }
+    }
+
     /// Room for the traces of calls with at most `tiles` tiles in `row_tiles` row tiles, in at most `launches` launches, and
     /// loads the kernels that leave them. On GPUs there are such kernels for bf16 only: [`Error::NotTraceable`].
     pub fn trace(
@@ -224,6 +232,30 @@ impl Launcher {
             (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
                 kernels.sum(stream, dtype, params)
             },
+            _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
+        }
+    }
+
+    /// Enqueues the push of a shard to all its peers. It takes SMs while it runs: those that this device's launchers leave
+    /// free where several share it, and as many as a link needs where not.
+    ///
+    /// Where launchers share the device, somebody has waited for the peers' acknowledgements before
+    /// ([`PushParams::awaits_acks`] is 0): the kernel's blocks would wait for GEMMs on SMs that those may need.
+    ///
+    /// # Safety
+    /// Until the launch has ended, everything that `params` names is live, of the extents that it says, and reachable by the
+    /// device; `params` are [`PushParams::is_aligned`] and say as many chunks as there are; the shard is not written to,
+    /// nor, once the peers have acknowledged, its place at them. Launches with the same counters come one after the other.
+    pub unsafe fn push(&self, stream: &Stream, params: &PushParams) -> Result<()> {
+        let _span = tracing::trace_span!("launch push", bytes = params.bytes).entered();
+        match (&self.0, stream) {
+            (Kind::Host(_), Stream::Host(stream)) => {
+                let params = *params;
+                // SAFETY: the caller's promise.
+                Ok(stream.launch(move || unsafe { host::push::run(&params) })?)
+            }
+            // SAFETY: the caller's promise.
+            (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe { kernels.push(stream, params) },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
     }

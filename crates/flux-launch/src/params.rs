@@ -232,3 +232,65 @@ pub struct SumParams {
     /// The bound of every wait.
     pub wait: WaitBound,
 }
+
+/// What a rank knows of one peer that it pushes its shard to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushPeer {
+    /// The peer's gathered rows.
+    pub gathered: Address,
+    /// `u32[]`: the peer's signals of this rank's chunks; null if they are not to be raised.
+    pub signals: Address,
+    /// The peer's signal of this rank's whole shard; null likewise.
+    pub arrived: Address,
+    /// This rank's own word, in which the peer acknowledges what it was sent.
+    pub ack: Address,
+    /// The peer's number, for the fault record.
+    pub peer: u32,
+    /// The acknowledgement's number.
+    pub ack_signal: u32,
+}
+
+/// A rank's shard on its way to all its peers. All addresses and sizes are multiples of 16 bytes:
+/// [`PushParams::is_aligned`].
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushParams {
+    /// The shard.
+    pub shard: Address,
+    /// From the begin of the gathered rows, of the shard's place among them, in bytes.
+    pub offset: u64,
+    /// Size of the shard.
+    pub bytes: u64,
+    /// Size of a chunk; the last one may be shorter.
+    pub chunk_bytes: u64,
+    /// `PushPeer[peer_count]`, in the order in which they are served.
+    pub peers: Address,
+    /// `u32[peer_count · chunks]`, all 0 between launches.
+    pub counters: Address,
+    /// How many peers there are.
+    pub peer_count: u32,
+    /// How many chunks the shard is.
+    pub chunks: u32,
+    /// What signals are raised to.
+    pub epoch: u32,
+    /// What acknowledgements must have reached.
+    pub ack_epoch: u32,
+    /// 1 if nobody has waited for the acknowledgements, so that the kernel does. Only for a rank that has its GPU to itself:
+    /// see [`crate::Launcher::push`].
+    pub awaits_acks: u32,
+    /// 1 if not each chunk's signal is raised, but the whole shard's.
+    pub by_shard: u32,
+    /// The bound of every wait.
+    pub wait: WaitBound,
+}
+
+impl PushParams {
+    /// Whether the kernel can move this shard; the gathered rows themselves are to begin at multiples of 16 bytes.
+    pub const fn is_aligned(&self) -> bool {
+        self.shard.is_aligned_to(16)
+            && self.offset.is_multiple_of(16)
+            && self.bytes.is_multiple_of(16)
+            && self.chunk_bytes.is_multiple_of(16)
+    }
+}

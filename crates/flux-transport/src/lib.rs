@@ -5,6 +5,7 @@ mod error;
 mod link;
 mod relay;
 mod scatter;
+mod shard_push;
 mod trace;
 mod transfer;
 
@@ -13,8 +14,9 @@ pub use error::Error;
 pub use link::{Members, SignalLoss};
 pub use relay::Target;
 pub use scatter::{Scatter, ScatterSpec};
+pub use shard_push::{PushPlan, PushRoute, PushWay, ShardPush};
 pub use trace::{Moved, TransferLog};
-pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
+pub use transfer::{Awaited, Chunk, DataTransfer, Direction, PeerCopy};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

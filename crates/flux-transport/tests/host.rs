@@ -3,7 +3,7 @@
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
 use flux_swizzle::Shards;
 use flux_transport::{
-    AllGather, AllGatherSpec, Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss,
+    AllGather, AllGatherSpec, Awaited, Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss,
 };
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ fn all_gather_brings_every_row_to_every_rank() {
                         gather
                             .stage(rank, epoch, rows, sources[rank].address(), true, &streams[rank])
                             .unwrap();
-                        gather.transfer(rank, epoch, rows, sources[rank].address()).unwrap();
+                        gather.transfer(rank, epoch, rows, sources[rank].address(), Awaited::Shards).unwrap();
                     }
                 }
                 let expected: Vec<u8> = (0..world_size)
@@ -232,7 +232,7 @@ fn shards_are_made_in_place_and_read_one_by_one() {
                     gather.claim(rank, epoch, stream).unwrap();
                     stream.upload(shard, &data(rank)).unwrap();
                     gather.stage(rank, epoch, rows, shard, true, stream).unwrap();
-                    gather.transfer(rank, epoch, rows, shard).unwrap();
+                    gather.transfer(rank, epoch, rows, shard, Awaited::Shards).unwrap();
                 }
             }
             for (rank, stream) in streams.iter().enumerate() {
@@ -282,7 +282,7 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
             // SAFETY: the shard outlives the calls.
             unsafe {
                 gather.stage(rank, 1, MAX_ROWS, shard.address(), true, stream).unwrap();
-                gather.transfer(rank, 1, MAX_ROWS, shard.address()).unwrap();
+                gather.transfer(rank, 1, MAX_ROWS, shard.address(), Awaited::Shards).unwrap();
                 gather.wait_for_all(rank, 1, stream).unwrap();
                 gather.release(rank, 1, stream).unwrap();
             }

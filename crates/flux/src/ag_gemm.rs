@@ -7,12 +7,13 @@
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::push::KernelPush;
 use crate::schedules::{Gemm, Schedules, plain_tables};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Push, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl AgGemm {
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let gather = AllGatherSpec { max_rows, row_bytes, chunk_rows, direction, placement, op, signal_loss };
-        let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
+        let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
@@ -185,6 +186,10 @@ impl Phased for AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let gathered = self.gather.gathered(rank);
+        // Its own rows are multiplied while the host enqueues the transfers. Where ranks share a GPU, GEMMs leave SMs free;
+        // alone it would take those that a push by kernel needs.
+        let gemm_first =
+            path == Path::Fused && (self.spec.push != Push::Kernel || !self.group.is_alone(rank));
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
@@ -196,15 +201,15 @@ impl Phased for AgGemm {
                     // A GEMM that goes by shards reads the rank's own rows where the caller has them.
                     let by_shards = matches!(path, Path::Fused | Path::Chunked);
                     let keep_own = self.spec.keep_gathered || !by_shards;
-                    Ok(self.gather.stage(rank, epoch, call.m, call.a, keep_own, stream)?)
-                }
-                (Phase::Transfer, _) => {
-                    // Its own rows are multiplied while the host enqueues the transfers. Ranks that share a GPU leave the
-                    // transfers' kernels the first turn.
-                    if path == Path::Fused && self.group.is_alone(rank) {
+                    self.gather.stage(rank, epoch, call.m, call.a, keep_own, stream)?;
+                    if gemm_first {
                         self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
                     }
-                    Ok(self.gather.transfer(rank, epoch, call.m, call.a)?)
+                    Ok(())
+                }
+                (Phase::Transfer, _) => {
+                    let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
+                    Ok(self.gather.transfer(rank, epoch, call.m, call.a, awaited)?)
                 }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
@@ -213,7 +218,7 @@ impl Phased for AgGemm {
                     }
                     match path {
                         Path::CommunicationOnly => {}
-                        Path::Fused if self.group.is_alone(rank) => {}
+                        _ if gemm_first => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
                         _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
                     }

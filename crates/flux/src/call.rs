@@ -2,7 +2,7 @@
 
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Result, Summation};
+use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
@@ -30,6 +30,8 @@ pub struct OpSpec {
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
     pub direction: Direction,
+    /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
+    pub push: Push,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
@@ -58,6 +60,7 @@ impl OpSpec {
             activation: Activation::None,
             path: PathPreference::Auto,
             direction: Direction::Push,
+            push: Push::Auto,
             delivery: Delivery::Auto,
             summation: Summation::Auto,
             chunk_rows: None,
@@ -151,9 +154,8 @@ impl Agreement {
     }
 }
 
-/// The checks that every call begins with.
+/// The checks that every part of a call begins with.
 pub(crate) fn check_call(group: &Group, spec: &OpSpec, rank: usize, m: usize, stream: &Stream) -> Result<()> {
-    group.check()?;
     if m > spec.max_m {
         return Err(Error::TooManyRows { m, max_m: spec.max_m });
     }
@@ -305,6 +307,7 @@ unsafe fn in_phases<Op: Phased>(
     calls: &[Op::Call],
     streams: &[&Stream],
 ) -> Result<PathChoice> {
+    op.group().check()?;
     let state = op.state();
     let parts = || ranks.clone().zip(calls.iter().zip(streams));
     // Everything is checked before anything is noted or enqueued: a refused call leaves no trace.

@@ -13,12 +13,13 @@
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
+use crate::push::KernelPush;
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_memory::{Address, Placement, Stream};
 use flux_swizzle::{Shards, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// GEMM + AllReduce, built once for a layer and called with any number of rows up to its maximum.
@@ -88,7 +89,7 @@ impl GemmAr {
             *log = log.with_budget(log.budget().saturating_mul(2));
         }
         let mut gather = AllGather::new(
-            Box::new(PeerCopy),
+            KernelPush::boxed(spec.push, group),
             &members,
             AllGatherSpec {
                 max_rows: gathered_rows,
@@ -260,7 +261,9 @@ impl Phased for GemmAr {
                     Ok(self.gather.stage(rank, epoch, m, out.address, true, stream)?)
                 }
                 (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
-                (Phase::Gather, _) => Ok(self.gather.transfer(rank, epoch, m, out.address)?),
+                (Phase::Gather, _) => {
+                    Ok(self.gather.transfer(rank, epoch, m, out.address, Awaited::Shards)?)
+                }
                 (Phase::Finish, _) => self.copy_out(&part, c, stream),
             }
         }

@@ -2,7 +2,8 @@
 
 use super::shapes::Shape;
 use crate::args::{
-    DeliveryArgument, GroupArguments, SumArgument, TransferArgument, parse_chunk_rows, parse_ranks,
+    DeliveryArgument, GroupArguments, PushArgument, SumArgument, TransferArgument, parse_chunk_rows,
+    parse_ranks,
 };
 use clap::{Args, ValueEnum};
 use flux::{AgGemm, DType, GemmAr, GemmRs, Group, OpSpec, Operation};
@@ -40,6 +41,9 @@ pub(crate) struct BenchArguments {
     /// the receiver.
     #[arg(long, value_enum)]
     pub(crate) transfer: Option<TransferArgument>,
+    /// ag-gemm and gemm-ar: how pushed shards get to the peers.
+    #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
+    pub(crate) push: PushArgument,
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
