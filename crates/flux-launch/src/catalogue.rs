@@ -62,6 +62,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_trace_bf16_rs_scalar",
     "gemm_trace_bf16_rs_vector",
     "push",
+    "push_hopper",
     "sum_bf16",
     "sum_f16",
 ];
@@ -150,6 +151,8 @@ pub(crate) enum KernelId {
     Hopper(DType, u32, u32),
     Sum(DType),
     Push,
+    /// The same on Hopper.
+    PushHopper,
     /// As [`KernelId::Gemm`], with a trace.
     TracedGemm(DType, Policy, Load),
     /// As [`KernelId::Hopper`], with a trace.
@@ -176,6 +179,7 @@ impl KernelId {
                 format!("gemm_hopper_trace_{dtype}_{rows}x{columns}")
             }
             KernelId::Push => "push".into(),
+            KernelId::PushHopper => "push_hopper".into(),
             KernelId::Clock => "clock".into(),
         }
     }
