@@ -16,7 +16,7 @@ mod tensor_map;
 mod tiling;
 mod trace;
 
-pub use catalogue::{KernelInfo, catalogue};
+pub use catalogue::{KernelInfo, catalogue, embedded_bytes};
 pub use clock::Clock;
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
