@@ -23,7 +23,7 @@ pub use error::Error;
 pub use launcher::{Launch, Launcher};
 pub use params::{Activation, Destination, GemmParams, Policy, RowTile, SumParams};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
-pub use tiling::{Problem, Tiling};
+pub use tiling::{Pace, Problem, Tiling};
 pub use trace::{Trace, UnitTrace};
 
 /// The result of everything here that can fail.

@@ -1,10 +1,11 @@
 //! Every world size, uneven shards, both directions, calls of varying size in a row, on the host backend.
 
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
-use flux_swizzle::Shards;
+use flux_swizzle::{End, Shards, Taper};
 use flux_transport::{
     AllGather, AllGatherSpec, Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss,
 };
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const ROW: usize = 8;
@@ -31,6 +32,7 @@ fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
+        taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
         direction,
         placement: Placement::Device,
         op: 0,
@@ -43,6 +45,7 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
+        taper: Taper::NONE,
         block_rows: 0,
         with_partial: true,
         relayed: false,
@@ -96,6 +99,19 @@ fn all_gather_brings_every_row_to_every_rank() {
                         gather.release(rank, epoch, stream).unwrap();
                     }
                     assert_eq!(gathered, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                    let chunks = gather.chunks(rank, rows).unwrap();
+                    for shard in (0..world_size).filter(|&shard| shard != rank) {
+                        for index in 0..chunks.count(shard) {
+                            let signal = gather.gates(rank).add(4 * chunks.signal(shard, index));
+                            // SAFETY: a live signal of the host backend.
+                            let signal = unsafe { AtomicU32::from_ptr(signal.as_ptr()) };
+                            assert_eq!(
+                                signal.load(Ordering::Acquire),
+                                epoch,
+                                "chunk {index} of {shard} at {rank}"
+                            );
+                        }
+                    }
                 }
                 streams.iter().for_each(|stream| stream.synchronize().unwrap());
             }
@@ -298,7 +314,7 @@ fn bad_arguments_are_errors() {
     let members = members(2, Duration::from_secs(1));
     let gather = AllGather::new(Box::new(PeerCopy), &members, gather_spec(Direction::Push, 4)).unwrap();
     let stream = Device::host().stream().unwrap();
-    assert!(matches!(gather.chunks(MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
+    assert!(matches!(gather.chunks(0, MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
     unsafe {
         let outside = gather.stage(2, 1, 1, Address::NULL, &stream);

@@ -5,7 +5,7 @@ use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, PathPreference, Result};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
-use flux_swizzle::TileShape;
+use flux_swizzle::Taper;
 use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,10 +32,14 @@ pub struct OpSpec {
     pub direction: Direction,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
-    /// Rows in which a shard travels; by default as many as the link needs for its speed. Relayed tiles travel in multiples of
-    /// 256 rows: this, rounded up. Over NVLink a whole shard at once is best (finer chunks took 0.4 to 0.7 % longer, on two
-    /// H200s), over PCIe 4 to 16 MiB.
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, and over a slow link finer at one end
+    /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
+    /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
     pub chunk_rows: Option<usize>,
+    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. By
+    /// default none if the caller gives `chunk_rows`; else, where ranks exchange through pinned host memory, so many that
+    /// GEMM and traffic are expected to end earliest.
+    pub taper: Option<Taper>,
     /// [`crate::GemmAr`] only: the most rows of a call whose tiles go to all ranks at once; with more, each rank sums a
     /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
     /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
@@ -55,6 +59,7 @@ impl OpSpec {
             direction: Direction::Push,
             delivery: Delivery::Auto,
             chunk_rows: None,
+            taper: None,
             one_shot_rows: None,
         }
     }
@@ -70,8 +75,8 @@ impl OpSpec {
     }
 
     /// Rows of a chunk of at most `shard_rows` rows of `row_bytes` bytes, unless the caller says.
-    pub(crate) fn chunk_rows(&self, row_bytes: usize, tile: TileShape, shard_rows: usize) -> usize {
-        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shard_rows))
+    pub(crate) fn chunk_rows(&self, row_bytes: usize, shard_rows: usize) -> usize {
+        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, shard_rows))
     }
 }
 

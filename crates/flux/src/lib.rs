@@ -12,6 +12,7 @@ mod group;
 mod plan;
 mod reduction;
 mod schedules;
+mod taper;
 mod trace;
 mod whole;
 
@@ -21,12 +22,13 @@ pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
-pub use flux_swizzle::{Shards, TileShape};
+pub use flux_swizzle::{End, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::{Operation, Part, Whole};
 
