@@ -140,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     }
     if (threadIdx.x == 0 && POLICY != rs) trace(p, index, kTraceGateEnd);
 
-    const u16* a = (const u16*)p.a + tile.row * p.lda;
+    const bool is_own = POLICY == ag && tile.row - p.own_row < p.own_rows;
+    const u16* a = (const u16*)(is_own ? p.own_a : p.a) + (is_own ? tile.row - p.own_row : tile.row) * p.lda;
     const u16* b = (const u16*)p.b + first_column * p.ldb;
     auto load_stage = [&](int block) {
       const u32 stage = stages + (block % C::kStages) * C::kStageBytes;

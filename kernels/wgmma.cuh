@@ -8,6 +8,10 @@
 template <class Element, int kColumns>
 struct Wgmma;
 
+#define PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_8 \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+
 #define PLACES_16 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS_16 \
@@ -65,6 +69,8 @@ struct Wgmma;
     }                                                                                                              \
   };
 
+DEFINE_WGMMA(Bf16, "bf16", 16, 8, 8, 9, 10)
+DEFINE_WGMMA(F16, "f16", 16, 8, 8, 9, 10)
 DEFINE_WGMMA(Bf16, "bf16", 32, 16, 16, 17, 18)
 DEFINE_WGMMA(F16, "f16", 32, 16, 16, 17, 18)
 DEFINE_WGMMA(Bf16, "bf16", 64, 32, 32, 33, 34)

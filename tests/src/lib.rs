@@ -4,6 +4,8 @@ pub mod data;
 pub mod epilogues;
 pub mod faults;
 pub mod pitched;
+pub mod pushes;
 pub mod run;
+pub mod sums;
 pub mod table;
 pub mod traces;

@@ -5,8 +5,8 @@
 
 use flux::Overlap;
 use flux_launch::{
-    Activation, DType, Destination, Destinations, GemmParams, Launch, Launcher, Policy, Problem, RowTile,
-    SIGNAL_ROWS, Schedule, ScheduleTables, Slots, Tiling,
+    Activation, DType, Destination, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem,
+    RowTile, SIGNAL_ROWS, Schedule, ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{
     Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
@@ -85,7 +85,13 @@ impl Gpu {
     ) -> Prepared {
         let (n, k) = (params.n as usize, params.k as usize);
         let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
-        let tiling = self.launcher.tiling(DType::Bf16, &problem).unwrap();
+        // Of a ReduceScatter, one for which the sum can be folded in.
+        let ways = self.launcher.tilings(DType::Bf16, &problem).unwrap();
+        let fits = |tiling: &Tiling| {
+            policy != Policy::ReduceScatter
+                || self.launcher.can_fold(DType::Bf16, tiling, WORLD_SIZE).unwrap()
+        };
+        let tiling = ways.iter().map(|&(tiling, _)| tiling).find(fits).unwrap();
         let tables = ScheduleTables::new(&order(&tiling), describe).unwrap();
         let tables = tables.halve_last(tiling.halved, tiling.half_rows()).unwrap();
         let (tiles, row_tiles) = (tables.order.len(), tables.row_tiles.len());
@@ -105,11 +111,14 @@ impl Gpu {
     }
 
     fn launch(&self, gemm: &Prepared, epoch: u32) {
-        let Prepared { tiling, schedule, policy, params, destinations } = gemm;
+        self.launch_with(gemm, GemmParams { gate_epoch: epoch, epoch, ..gemm.params });
+    }
+
+    fn launch_with(&self, gemm: &Prepared, params: GemmParams) {
+        let Prepared { tiling, schedule, policy, destinations, .. } = gemm;
         let (policy, dtype, destinations) = (*policy, DType::Bf16, destinations.as_ref());
         let activation = Activation::None;
         let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace: None };
-        let params = GemmParams { gate_epoch: epoch, epoch, ..*params };
         // SAFETY: everything that the parameters name outlives the streams' work, which every round waits for.
         unsafe { self.launcher.gemm(&self.compute, &launch, &params).unwrap() };
     }
@@ -294,27 +303,35 @@ struct Scattering {
     a: Buffer,
     b: Buffer,
     expected: Buffer,
-    /// In device memory, and in pinned host memory.
+    /// This rank's slots: they hold what the other ranks sent it already.
+    own: Buffer,
+    /// Its slots at the others, or the memory that its tiles are relayed from: in device memory, and in pinned host memory.
     slots: [Buffer; 2],
+    /// Of its rows: folded into the GEMM, and by a kernel of its own.
+    sums: [Buffer; 2],
 }
 
 fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let shards = Shards::new(m, WORLD_SIZE).unwrap();
-    let Scattering { a, b, expected, slots: [near, far] } = buffers;
+    let Scattering { a, b, expected, own, slots: [near, far], sums } = buffers;
     let written = if to == To::Host { far } else { near };
     let result = if to == To::Device { near } else { far };
     let slot_rows = shards.max_rows();
     let overlap = gpu.overlap((m, n, k), n * BYTES);
+    // The owners' signals are those of blocks; where tiles are relayed, the GEMM raises those of chunks instead.
+    let blocks = Chunks::new(shards, SIGNAL_ROWS).unwrap();
     let chunks = match to {
         To::Relayed => {
             let chunks = Chunks::new(shards, overlap.chunk_rows).unwrap();
-            chunks.tapered(overlap.scatter_taper().unwrap(), 0)
+            chunks.tapered(overlap.scatter_taper().unwrap(), 0).numbered_as(&blocks)
         }
-        _ => Chunks::new(shards, SIGNAL_ROWS).unwrap(),
+        _ => blocks,
     };
     let signalled_in = if to == To::Host { Placement::PinnedHost } else { Placement::Device };
     let device = std::slice::from_ref(&gpu.device);
     let signals = SymmetricSignals::allocate(device, chunks.signals(), signalled_in).unwrap();
+    // Of the blocks in this rank's own slots, by source.
+    let sent = SymmetricSignals::allocate(device, blocks.signals(), Placement::Device).unwrap();
     let complete = (0..chunks.signals()).map(|signal| {
         let site = WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: number(signal) };
         vec![(signals.word(0, signal), site)]
@@ -336,12 +353,14 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     };
     let counters = gpu.buffer(2 * chunks.signals(), Placement::Device);
     counters.upload(&gpu.compute, 0, &vec![0; counters.bytes()]).unwrap();
-    let slot = |owner: usize| {
-        let buffer = if owner == 0 { near } else { written };
-        buffer.address().add(owner * slot_rows * n * BYTES)
-    };
     let table: Vec<_> = (0..WORLD_SIZE)
-        .map(|owner| Destination { slot: slot(owner), signals: signals.word(0, chunks.signal(owner, 0)) })
+        .map(|owner| match owner {
+            0 => Destination { slot: own.address(), signals: sent.word(0, blocks.signal(0, 0)) },
+            _ => Destination {
+                slot: written.address().add(owner * slot_rows * n * BYTES),
+                signals: signals.word(0, chunks.signal(owner, 0)),
+            },
+        })
         .collect();
     let base = GemmParams {
         gates: Address::NULL,
@@ -357,46 +376,98 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let mut scattered = gpu.prepare(Policy::ReduceScatter, shards, base, order, |tile, entry| {
         let row = tile.rows.start - shards.range(tile.shard).start;
         (entry.destination, entry.destination_row) = (number(tile.shard), number(row));
-        let index = chunks.index_of(tile.shard, tile.rows.start);
+        let signalled = if tile.shard == 0 { &blocks } else { &chunks };
+        let index = signalled.index_of(tile.shard, tile.rows.start);
         (entry.signal, entry.counter) = (number(index), number(chunks.signal(tile.shard, index)));
     });
     let extents = Slots { rows: slot_rows, columns: n, pitch: n };
     scattered.destinations = Some(Destinations::new(&gpu.device, DType::Bf16, &table, extents).unwrap());
     let of_own = slot_rows * n;
+    let fold = FoldParams {
+        slots: own.address(),
+        ld_out: n as u64,
+        sources: number(WORLD_SIZE),
+        slot_rows: number(slot_rows),
+        rows: number(slot_rows),
+        source_stride: number(blocks.signal(1, 0)),
+        ..FoldParams::default()
+    };
+    let sum = SumParams {
+        slots: own.address(),
+        source_pitch: of_own as u64,
+        ld_slot: n as u64,
+        out: sums[1].address(),
+        ld_out: n as u64,
+        signals: sent.word(0, 0),
+        source_stride: number(blocks.signal(1, 0)),
+        signal_rows: number(SIGNAL_ROWS),
+        rows: number(slot_rows),
+        n: number(n),
+        world_size: number(WORLD_SIZE),
+        wait: gpu.log.bound(0),
+        ..SumParams::default()
+    };
     let timer = Timer::new(&gpu.device).unwrap();
-    let mut times: [Vec<f64>; 3] = Default::default();
-    for epoch in 1..=number(ROUNDS) + 2 {
+    let mut times: [Vec<f64>; 5] = Default::default();
+    for round in 0..ROUNDS + 2 {
         let alone = gpu.time(&timer, || gpu.launch(&plain, 0));
         // SAFETY: both buffers are of that size; every round waits for the stream.
         let copies = gpu.time(&timer, || unsafe {
             gpu.transfers.copy(far.address(), expected.address(), (m * n - of_own) * BYTES).unwrap();
         });
-        if epoch == number(ROUNDS) + 2 {
+        if round == ROUNDS + 1 {
+            // Once more, with nothing there that was not computed, or copied, in this round.
             let poison = vec![0xff; m * n * BYTES];
             buffers.slots.iter().for_each(|slots| slots.upload(&gpu.compute, 0, &poison).unwrap());
+            let of_own = &poison[..of_own * BYTES];
+            for buffer in [own, &sums[0], &sums[1]] {
+                buffer.upload(&gpu.compute, 0, of_own).unwrap();
+            }
         }
-        let fused = gpu.time(&timer, || {
-            gpu.launch(&scattered, epoch);
+        // Each launch has its own epoch: a relay never finds the signals of the launch before.
+        let epoch = 3 * number(round) + 1;
+        let relayed = |epoch| {
             if to == To::Relayed {
                 relay(epoch);
             }
+        };
+        let fused = gpu.time(&timer, || {
+            gpu.launch(&scattered, epoch);
+            relayed(epoch);
         });
-        if epoch > 2 {
-            [alone, copies, fused].iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
+        let folded = gpu.time(&timer, || {
+            let (c, gates) = (sums[0].address(), sent.word(0, 0));
+            gpu.launch_with(&scattered, GemmParams { c, gates, fold, epoch: epoch + 1, ..scattered.params });
+            relayed(epoch + 1);
+        });
+        let summed = gpu.time(&timer, || {
+            gpu.launch(&scattered, epoch + 2);
+            relayed(epoch + 2);
+            // SAFETY: the slots and the sums are of that size; every round waits for the stream.
+            unsafe { gpu.launcher.sum(&gpu.compute, DType::Bf16, &sum).unwrap() };
+        });
+        if round >= 2 {
+            let measured = [alone, copies, fused, summed, folded];
+            measured.iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
         }
     }
-    let [alone, copies, fused] = times.map(median);
+    let [alone, copies, fused, summed, folded] = times.map(median);
     let floor = if to == To::Device { alone } else { alone.max(copies) };
     let moved: usize = (1..WORLD_SIZE).map(|owner| chunks.count(owner)).sum();
     let estimate = if to == To::Relayed { overlap.scatter_us(&chunks) } else { f64::NAN };
     println!(
-        "{m:>5} {n:>6} {k:>5} {:>7} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {estimate:>8.0} {fused:>8.1} {:>7.3}",
+        "{m:>5} {n:>6} {k:>5} {:>7} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {estimate:>8.0} {fused:>8.1} {:>7.3} | \
+         {summed:>8.1} {:>7.3} | {folded:>8.1} {:>7.3}",
         format!("{to:?}"),
         copies / alone,
         fused / floor,
+        summed / floor,
+        folded / floor,
     );
+    let [folded, separate] = [0, 1].map(|way| gpu.download(&sums[way], of_own));
+    assert!(folded == separate, "the folded sum has other bits");
     let (mut ours, theirs) = (gpu.download(result, m * n), gpu.download(expected, m * n));
-    ours[..of_own].copy_from_slice(&gpu.download(near, of_own));
+    ours[..of_own].copy_from_slice(&gpu.download(own, of_own));
     assert!(agree(&ours, &theirs), "the scattered GEMM is wrong");
 }
 
@@ -410,9 +481,13 @@ fn reduce_scatter_beside_its_traffic() {
         a: gpu.normal(most(|(m, _, k)| m * k), Placement::Device, 1),
         b: gpu.normal(most(|(_, n, k)| n * k), Placement::Device, 2),
         expected: gpu.buffer(slots, Placement::Device),
+        own: gpu.normal(slots, Placement::Device, 3),
         slots: [Placement::Device, Placement::PinnedHost].map(|placement| gpu.buffer(slots, placement)),
+        sums: [(); 2].map(|()| gpu.buffer(slots / WORLD_SIZE, Placement::Device)),
     };
-    println!("    m      n     k      to chunks |  gemm us copies us ratio | estimate fused us / floor");
+    println!(
+        "    m      n     k      to chunks |  gemm us copies us ratio | estimate fused us / floor |  and sum / floor |   folded / floor"
+    );
     for shape in shapes {
         for to in [To::Device, To::Relayed, To::Host] {
             reduce_scatter(&gpu, &buffers, shape, to);

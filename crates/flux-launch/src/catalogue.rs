@@ -35,6 +35,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_bf16_256x192",
     "gemm_hopper_bf16_64x128",
     "gemm_hopper_bf16_64x256",
+    "gemm_hopper_bf16_64x32",
     "gemm_hopper_bf16_64x64",
     "gemm_hopper_f16_128x128",
     "gemm_hopper_f16_128x192",
@@ -43,6 +44,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_f16_256x192",
     "gemm_hopper_f16_64x128",
     "gemm_hopper_f16_64x256",
+    "gemm_hopper_f16_64x32",
     "gemm_hopper_f16_64x64",
     "gemm_hopper_trace_bf16_128x128",
     "gemm_hopper_trace_bf16_128x192",
@@ -51,6 +53,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_trace_bf16_256x192",
     "gemm_hopper_trace_bf16_64x128",
     "gemm_hopper_trace_bf16_64x256",
+    "gemm_hopper_trace_bf16_64x32",
     "gemm_hopper_trace_bf16_64x64",
     "gemm_trace_bf16_ag_scalar",
     "gemm_trace_bf16_ag_vector",
@@ -58,6 +61,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_trace_bf16_plain_vector",
     "gemm_trace_bf16_rs_scalar",
     "gemm_trace_bf16_rs_vector",
+    "push",
     "sum_bf16",
     "sum_f16",
 ];
@@ -145,6 +149,7 @@ pub(crate) enum KernelId {
     /// Hopper's, with tiles of so many rows and columns.
     Hopper(DType, u32, u32),
     Sum(DType),
+    Push,
     /// As [`KernelId::Gemm`], with a trace.
     TracedGemm(DType, Policy, Load),
     /// As [`KernelId::Hopper`], with a trace.
@@ -170,6 +175,7 @@ impl KernelId {
             KernelId::TracedHopper(dtype, rows, columns) => {
                 format!("gemm_hopper_trace_{dtype}_{rows}x{columns}")
             }
+            KernelId::Push => "push".into(),
             KernelId::Clock => "clock".into(),
         }
     }
@@ -181,7 +187,7 @@ mod tests {
     use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
     use crate::trace::{TracedGemmParams, TracedHopperParams};
-    use crate::{GemmParams, SumParams};
+    use crate::{GemmParams, PushParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
 
@@ -199,6 +205,7 @@ mod tests {
 
     #[test]
     fn every_launch_has_its_kernel() {
+        KernelId::Push.info().unwrap();
         for dtype in [DType::Bf16, DType::F16] {
             KernelId::Sum(dtype).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
@@ -247,6 +254,7 @@ mod tests {
                 Some("clock") => size_of::<ClockParams>(),
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
+                Some("push") => size_of::<PushParams>(),
                 Some("sum") => size_of::<SumParams>(),
                 _ => panic!("{} has no parameters", kernel.name),
             };

@@ -10,6 +10,7 @@ mod hopper;
 mod host;
 mod launcher;
 mod params;
+mod push;
 mod schedule;
 mod tensor_map;
 mod tiling;
@@ -21,7 +22,9 @@ pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use error::Error;
 pub use launcher::{Launch, Launcher};
-pub use params::{Activation, Destination, GemmParams, Policy, RowTile, SumParams};
+pub use params::{
+    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, SumParams,
+};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Pace, Problem, Tiling};
 pub use trace::{Trace, UnitTrace};

@@ -2,11 +2,11 @@
 //!
 //! A call, for one rank: [`AllGather::stage`] and
 //! [`AllGather::transfer`] start the transfers; then whatever reads the gathered rows (a GEMM that
-//! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else); then
+//! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else: [`Awaited`]); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
 use crate::link::{Link, PeerWords, check_rank};
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
+use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
@@ -38,29 +38,29 @@ pub struct AllGatherSpec {
 #[derive(Debug)]
 pub struct AllGather {
     /// First, so that they are dropped first: their wait points before the signals.
-    ranks: Vec<Rank>,
-    transfer: Box<dyn DataTransfer>,
-    spec: AllGatherSpec,
-    largest: Chunks,
-    gathered: SymmetricBuffer,
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) transfer: Box<dyn DataTransfer>,
+    pub(crate) spec: AllGatherSpec,
+    pub(crate) largest: Chunks,
+    pub(crate) gathered: SymmetricBuffer,
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
     outbox: Option<SymmetricBuffer>,
-    signals: SymmetricSignals,
+    pub(crate) signals: SymmetricSignals,
     /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
-    acks: PeerWords,
+    pub(crate) acks: PeerWords,
     /// Pull: the peer's shard may be read.
     ready: PeerWords,
     /// The peer's whole shard has arrived.
-    arrived: PeerWords,
+    pub(crate) arrived: PeerWords,
 }
 
 #[derive(Debug)]
-struct Rank {
-    link: Link,
+pub(crate) struct Rank {
+    pub(crate) link: Link,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
-    /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
-    may_overwrite: Arc<WaitPoint>,
+    /// All peers' acknowledgements. Pull: before this rank's shard is overwritten. Push: before it goes to all at once.
+    pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
     shard_arrived: Vec<Arc<WaitPoint>>,
@@ -98,13 +98,16 @@ impl AllGather {
                 Ok(Rank {
                     link,
                     may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                    may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
+                    all_acked: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                     shard_arrived: Vec::new(),
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { transfer, spec, largest, gathered, outbox, signals, acks, ready, arrived, ranks })
+        let mut gather =
+            Self { transfer, spec, largest, gathered, outbox, signals, acks, ready, arrived, ranks };
+        gather.plan_pushes(members)?;
+        Ok(gather)
     }
 
     /// The gathered rows of `rank`: `[rows, row_bytes]`.
@@ -146,13 +149,14 @@ impl AllGather {
         state.link.follow_previous(compute)?; // which ended after its own pushes
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
-            unsafe { compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))? };
+            unsafe { compute.wait_values(&state.all_acked, epoch.wrapping_sub(1))? };
         }
         Ok(())
     }
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
-    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it.
+    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it. The shard is
+    /// among `rank`'s gathered rows only if `keep_own`, or if it was there already.
     ///
     /// # Safety
     /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
@@ -163,6 +167,7 @@ impl AllGather {
         epoch: u32,
         rows: usize,
         shard: Address,
+        keep_own: bool,
         compute: &Stream,
     ) -> Result<()> {
         let own_place = self.shard(rank, rows)?;
@@ -178,7 +183,8 @@ impl AllGather {
             } else if let Some(outbox) = &self.outbox {
                 compute.copy(outbox.address(rank), shard, bytes)?;
             }
-            if shard != own_place {
+            let fetched_there = !push && self.outbox.is_none();
+            if (keep_own || fetched_there) && shard != own_place {
                 compute.copy(own_place, shard, bytes)?;
             }
             if !push {
@@ -189,19 +195,27 @@ impl AllGather {
         Ok(())
     }
 
-    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]. Where ranks share a GPU, all are staged
-    /// before the first transfers start: streams that share a hardware queue run in the order of their submission, and a
-    /// wait for what is submitted later could hold it up.
+    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]; `awaited` is the same on every rank. Where ranks
+    /// share a GPU, all are staged before the first transfers start: streams that share a hardware queue run in the order of
+    /// their submission, and a wait for what is submitted later could hold it up.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
-    pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, shard: Address) -> Result<()> {
+    pub unsafe fn transfer(
+        &self,
+        rank: usize,
+        epoch: u32,
+        rows: usize,
+        shard: Address,
+        awaited: Awaited,
+    ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
-                Direction::Push => self.push(rank, epoch, rows, shard)?,
-                Direction::Pull => self.pull(rank, epoch, &self.chunks(rank, rows)?)?,
+                Direction::Push if self.push_whole(rank, epoch, rows, shard, awaited)? => {}
+                Direction::Push => self.push(rank, epoch, rows, shard, awaited)?,
+                Direction::Pull => self.pull(rank, epoch, &self.chunks(rank, rows)?, awaited)?,
             }
         }
         self.ranks[rank].link.end()
@@ -209,7 +223,14 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Address) -> Result<()> {
+    unsafe fn push(
+        &self,
+        rank: usize,
+        epoch: u32,
+        rows: usize,
+        shard: Address,
+        awaited: Awaited,
+    ) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in push_order(rank, self.ranks.len()) {
             let chunks = self.chunks(peer, rows)?;
@@ -220,9 +241,9 @@ impl AllGather {
                 for index in 0..chunks.count(rank) {
                     let row_bytes = self.spec.row_bytes;
                     let from = shard.add((chunks.rows(rank, index).start - first_row) * row_bytes);
-                    self.move_chunk(rank, peer, rank, index, &chunks, from, epoch)?;
+                    self.move_chunk((rank, peer), index, &chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(rank, peer, epoch)?;
+                self.raise_arrived(rank, peer, epoch, awaited)?;
             }
         }
         Ok(())
@@ -230,7 +251,7 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks) -> Result<()> {
+    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks, awaited: Awaited) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in arrival_order(rank, self.ranks.len()) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
@@ -245,9 +266,9 @@ impl AllGather {
                             outbox.address(peer).add((row - first_row) * self.spec.row_bytes)
                         }
                     };
-                    self.move_chunk(peer, rank, peer, index, chunks, from, epoch)?;
+                    self.move_chunk((peer, rank), index, chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(peer, rank, epoch)?;
+                self.raise_arrived(peer, rank, epoch, awaited)?;
                 let done = std::iter::once(peer);
                 self.acks.raise(&self.signals, &state.link.transfers, rank, done, epoch)?;
             }
@@ -255,39 +276,38 @@ impl AllGather {
         Ok(())
     }
 
-    /// Moves chunk `index` of `shard` from rank `from` to rank `to`, on the stream of whoever moves it.
+    /// Moves chunk `index` of rank `from`'s shard to rank `to`, on the stream of whoever moves it.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
-    #[allow(clippy::too_many_arguments)]
     unsafe fn move_chunk(
         &self,
-        from: usize,
-        to: usize,
-        shard: usize,
+        (from, to): (usize, usize),
         index: usize,
         chunks: &Chunks,
         source: Address,
         epoch: u32,
+        awaited: Awaited,
     ) -> Result<()> {
-        let rows = chunks.rows(shard, index);
-        let signal = self.signals.word(to, chunks.signal(shard, index));
+        let rows = chunks.rows(from, index);
+        let signal = (awaited == Awaited::Chunks).then(|| chunks.signal(from, index));
+        let raised = signal.filter(|_| !self.is_lost(from, to));
         let chunk = Chunk {
             from: source,
             to: self.gathered(to).add(rows.start * self.spec.row_bytes),
             bytes: rows.len() * self.spec.row_bytes,
-            signal: if self.is_lost(from, to) { Address::NULL } else { signal },
+            signal: raised.map_or(Address::NULL, |signal| self.signals.word(to, signal)),
         };
         let mover = if self.spec.direction == Direction::Push { from } else { to };
-        let route = (from, to, Some(chunks.signal(shard, index)));
+        let route = (from, to, signal);
         // SAFETY: the caller's promise.
         unsafe { self.ranks[mover].link.move_chunk(&*self.transfer, &chunk, epoch, route) }
     }
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32) -> Result<()> {
-        if self.is_lost(from, to) {
+    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32, awaited: Awaited) -> Result<()> {
+        if awaited != Awaited::Shards || self.is_lost(from, to) {
             return Ok(());
         }
         let mover = if self.spec.direction == Direction::Push { from } else { to };
@@ -296,7 +316,7 @@ impl AllGather {
         unsafe { self.arrived.raise(&self.signals, transfers, from, std::iter::once(to), epoch) }
     }
 
-    /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`.
+    /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`, if that is [`Awaited`].
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
@@ -362,7 +382,7 @@ impl AllGather {
         self.ranks.iter().for_each(|rank| rank.link.settle());
     }
 
-    fn is_lost(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
 }

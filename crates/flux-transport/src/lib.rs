@@ -5,6 +5,7 @@ mod error;
 mod link;
 mod relay;
 mod scatter;
+mod shard_push;
 mod trace;
 mod transfer;
 
@@ -14,8 +15,9 @@ pub use flux_swizzle::{End, Taper};
 pub use link::{Members, SignalLoss};
 pub use relay::Target;
 pub use scatter::{Scatter, ScatterSpec};
+pub use shard_push::{PushPlan, PushRoute, PushWay, ShardPush};
 pub use trace::{Moved, TransferLog};
-pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
+pub use transfer::{Awaited, Chunk, DataTransfer, Direction, PeerCopy};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,9 +3,11 @@
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
 use flux_swizzle::{End, Shards, Taper};
 use flux_transport::{
-    AllGather, AllGatherSpec, Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss,
+    AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, PeerCopy, PushPlan,
+    PushWay, Scatter, ScatterSpec, ShardPush, SignalLoss,
 };
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const ROW: usize = 8;
@@ -70,6 +72,7 @@ fn all_gather_brings_every_row_to_every_rank() {
             let streams = streams(world_size);
             let device = Device::host();
             for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {
+                let awaited = if epoch % 2 == 0 { Awaited::Shards } else { Awaited::Chunks };
                 let shards = Shards::new(rows, world_size).unwrap();
                 let sources: Vec<_> = (0..world_size)
                     .map(|rank| {
@@ -83,40 +86,115 @@ fn all_gather_brings_every_row_to_every_rank() {
                 for rank in (0..world_size).rev() {
                     // SAFETY: the sources live until all streams are synchronised below.
                     unsafe {
-                        gather.stage(rank, epoch, rows, sources[rank].address(), &streams[rank]).unwrap();
-                        gather.transfer(rank, epoch, rows, sources[rank].address()).unwrap();
+                        gather
+                            .stage(rank, epoch, rows, sources[rank].address(), true, &streams[rank])
+                            .unwrap();
+                        gather.transfer(rank, epoch, rows, sources[rank].address(), awaited).unwrap();
                     }
                 }
                 let expected: Vec<u8> = (0..world_size)
                     .flat_map(|rank| shards.range(rank).flat_map(move |row| row_bytes(epoch, rank, row)))
                     .collect();
                 for (rank, stream) in streams.iter().enumerate() {
+                    let chunks = gather.chunks(rank, rows).unwrap();
+                    let others = (0..world_size).filter(|&shard| shard != rank);
+                    let signals: Vec<_> = others
+                        .flat_map(|shard| {
+                            (0..chunks.count(shard)).map(move |index| chunks.signal(shard, index))
+                        })
+                        .map(|signal| gather.gates(rank).add(signal * size_of::<u32>()))
+                        .collect();
+                    // SAFETY: live signals of the host backend.
+                    let is_up = |signal: &Address| unsafe {
+                        AtomicU32::from_ptr(signal.as_ptr()).load(Ordering::Acquire) == epoch
+                    };
                     let mut gathered = vec![0xff; rows * ROW];
                     // SAFETY: as above.
                     unsafe {
-                        gather.wait_for_all(rank, epoch, stream).unwrap();
+                        match awaited {
+                            Awaited::Shards => gather.wait_for_all(rank, epoch, stream).unwrap(),
+                            Awaited::Chunks => wait_until(|| signals.iter().all(is_up)),
+                        }
                         stream.download(&mut gathered, gather.gathered(rank)).unwrap();
                         gather.release(rank, epoch, stream).unwrap();
                     }
                     assert_eq!(gathered, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
-                    let chunks = gather.chunks(rank, rows).unwrap();
-                    for shard in (0..world_size).filter(|&shard| shard != rank) {
-                        for index in 0..chunks.count(shard) {
-                            let signal = gather.gates(rank).add(4 * chunks.signal(shard, index));
-                            // SAFETY: a live signal of the host backend.
-                            let signal = unsafe { AtomicU32::from_ptr(signal.as_ptr()) };
-                            assert_eq!(
-                                signal.load(Ordering::Acquire),
-                                epoch,
-                                "chunk {index} of {shard} at {rank}"
-                            );
-                        }
-                    }
+                    let raised = awaited == Awaited::Chunks;
+                    assert!(
+                        signals.iter().all(|signal| is_up(signal) == raised),
+                        "raised is what is awaited"
+                    );
                 }
                 streams.iter().for_each(|stream| stream.synchronize().unwrap());
             }
             assert!(members.faults.iter().all(|log| log.fault().is_none()));
         }
+    }
+}
+
+fn wait_until(happened: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !happened() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "a signal is missing");
+        std::thread::yield_now();
+    }
+}
+
+/// Would push every shard whole: counts those that it is told of, and those that it is to push.
+#[derive(Clone, Debug, Default)]
+struct Whole {
+    planned: Arc<AtomicUsize>,
+    pushed: Arc<AtomicUsize>,
+}
+
+impl DataTransfer for Whole {
+    unsafe fn move_chunk(&self, stream: &Stream, chunk: &Chunk, epoch: u32) -> flux_transport::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { PeerCopy.move_chunk(stream, chunk, epoch) }
+    }
+
+    fn plan_push(&mut self, _: &PushPlan<'_>) -> flux_transport::Result<()> {
+        self.planned.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn push_way(&self, _: &ShardPush) -> PushWay {
+        PushWay::Whole
+    }
+
+    unsafe fn push_shard(&self, _: &Stream, _: &ShardPush) -> flux_transport::Result<()> {
+        self.pushed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn only_shards_that_are_cut_alike_for_all_peers_are_pushed_whole() {
+    const WORLD_SIZE: usize = 3;
+    let finer = gather_spec(Direction::Push, 4).taper;
+    for (taper, direction, whole) in [
+        (Taper::NONE, Direction::Push, WORLD_SIZE),
+        (Taper::NONE, Direction::Pull, 0),
+        (finer, Direction::Push, 0),
+    ] {
+        let (members, transfer) = (members(WORLD_SIZE, Duration::from_secs(20)), Whole::default());
+        let spec = AllGatherSpec { taper, ..gather_spec(direction, 4) };
+        let gather = AllGather::new(Box::new(transfer.clone()), &members, spec).unwrap();
+        let streams = streams(WORLD_SIZE);
+        let shard = Buffer::allocate(&Device::host(), MAX_ROWS * ROW, Placement::Device).unwrap();
+        // SAFETY: the shard, all ranks' alike, lives until all transfers have ended.
+        unsafe {
+            for (rank, stream) in streams.iter().enumerate() {
+                gather.stage(rank, 1, MAX_ROWS, shard.address(), true, stream).unwrap();
+            }
+            for rank in 0..WORLD_SIZE {
+                gather.transfer(rank, 1, MAX_ROWS, shard.address(), Awaited::Chunks).unwrap();
+            }
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        gather.settle();
+        let counts = [&transfer.planned, &transfer.pushed].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(counts, [whole; 2], "{taper:?}, {direction}");
     }
 }
 
@@ -245,8 +323,8 @@ fn shards_are_made_in_place_and_read_one_by_one() {
                 unsafe {
                     gather.claim(rank, epoch, stream).unwrap();
                     stream.upload(shard, &data(rank)).unwrap();
-                    gather.stage(rank, epoch, rows, shard, stream).unwrap();
-                    gather.transfer(rank, epoch, rows, shard).unwrap();
+                    gather.stage(rank, epoch, rows, shard, true, stream).unwrap();
+                    gather.transfer(rank, epoch, rows, shard, Awaited::Shards).unwrap();
                 }
             }
             for (rank, stream) in streams.iter().enumerate() {
@@ -295,8 +373,8 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
         for (rank, stream) in streams.iter().enumerate() {
             // SAFETY: the shard outlives the calls.
             unsafe {
-                gather.stage(rank, 1, MAX_ROWS, shard.address(), stream).unwrap();
-                gather.transfer(rank, 1, MAX_ROWS, shard.address()).unwrap();
+                gather.stage(rank, 1, MAX_ROWS, shard.address(), true, stream).unwrap();
+                gather.transfer(rank, 1, MAX_ROWS, shard.address(), Awaited::Shards).unwrap();
                 gather.wait_for_all(rank, 1, stream).unwrap();
                 gather.release(rank, 1, stream).unwrap();
             }
@@ -317,7 +395,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(gather.chunks(0, MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
     unsafe {
-        let outside = gather.stage(2, 1, 1, Address::NULL, &stream);
+        let outside = gather.stage(2, 1, 1, Address::NULL, true, &stream);
         assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
     }
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));

@@ -7,13 +7,14 @@
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::push::KernelPush;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Push, Result};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl AgGemm {
         let taper = taper::choose(group, &spec, &problem, (row_bytes, chunk_rows), Overlap::gather_taper)?;
         let gather =
             AllGatherSpec { max_rows, row_bytes, chunk_rows, taper, direction, placement, op, signal_loss };
-        let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
+        let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
@@ -116,7 +117,7 @@ impl AgGemm {
     }
 
     /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
-    /// next call of any rank.
+    /// next call of any rank. The rank's own rows are in it only with [`OpSpec::keep_gathered`].
     pub fn gathered(&self, rank: usize) -> Address {
         self.gather.gathered(rank)
     }
@@ -189,6 +190,11 @@ impl Phased for AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
+        let gathered = self.gather.gathered(rank);
+        // Its own rows are multiplied while the host enqueues the transfers. Where ranks share a GPU, GEMMs leave SMs free;
+        // alone it would take those that a push by kernel needs.
+        let gemm_first =
+            path == Path::Fused && (self.spec.push != Push::Kernel || !self.group.is_alone(rank));
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
@@ -196,16 +202,28 @@ impl Phased for AgGemm {
                     self.launch(rank, epoch, call, call.a, path, schedules, stream)
                 }
                 (_, Path::Local) => Ok(()),
-                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
-                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Begin, _) => {
+                    // A GEMM that goes by shards reads the rank's own rows where the caller has them.
+                    let by_shards = matches!(path, Path::Fused | Path::Chunked);
+                    let keep_own = self.spec.keep_gathered || !by_shards;
+                    self.gather.stage(rank, epoch, call.m, call.a, keep_own, stream)?;
+                    if gemm_first {
+                        self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
+                    }
+                    Ok(())
+                }
+                (Phase::Transfer, _) => {
+                    let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
+                    Ok(self.gather.transfer(rank, epoch, call.m, call.a, awaited)?)
+                }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
-                    let gathered = self.gather.gathered(rank);
                     if matches!(path, Path::Unfused | Path::CommunicationOnly) {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
                     match path {
                         Path::CommunicationOnly => {}
+                        _ if gemm_first => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
                         _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
                     }
@@ -234,7 +252,7 @@ impl AgGemm {
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = self.rows(shard, call.m);
             let part = AgGemmCall { m: rows.len(), c: call.c.rows_from(rows.start, dtype), ..*call };
-            let a = gathered.rows_from(rows.start, dtype).address;
+            let a = if shard == rank { call.a } else { gathered.rows_from(rows.start, dtype).address };
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gather.wait_for(rank, shard, epoch, stream)?;
@@ -261,8 +279,12 @@ impl AgGemm {
     ) -> Result<()> {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
         let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
+        let own = if path == Path::Fused { self.rows(rank, rows) } else { 0..0 };
         let params = GemmParams {
             a,
+            own_a: call.a,
+            own_row: kernel_size("the number of rows", own.start)?,
+            own_rows: kernel_size("the number of rows", own.len())?,
             b: call.b.address,
             c: call.c.address,
             lda: self.spec.k as u64,
@@ -285,6 +307,7 @@ impl AgGemm {
             shards: Shards::new(rows, world_size)?,
             params,
             destinations: None,
+            must_fold: false,
         };
         let tables = |tiling: &Tiling| match policy {
             Policy::AllGather => self.fused_tables(rank, rows, tiling),
