@@ -26,7 +26,7 @@ pub use params::{
     Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, SumParams,
 };
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
-pub use tiling::{Problem, Tiling};
+pub use tiling::{Pace, Problem, Tiling};
 pub use trace::{Trace, UnitTrace};
 
 /// The result of everything here that can fail.

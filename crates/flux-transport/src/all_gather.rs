@@ -8,7 +8,7 @@
 use crate::link::{Link, PeerWords, check_rank};
 use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
+use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
 
 /// What an [`AllGather`] is built for.
@@ -20,6 +20,8 @@ pub struct AllGatherSpec {
     pub row_bytes: usize,
     /// Rows of a chunk.
     pub chunk_rows: usize,
+    /// Which chunks on the way to a rank are cut finer.
+    pub taper: Taper,
     /// Who moves the data.
     pub direction: Direction,
     /// Where what crosses between ranks lies, and the signals. In pinned host memory: when pushing, the gathered rows
@@ -69,6 +71,7 @@ impl AllGather {
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
         let world_size = members.world_size();
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
+        let largest = largest.tapered(spec.taper, 0);
         let devices = &members.devices;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let allocate = |rows: usize, placement| {
@@ -117,21 +120,22 @@ impl AllGather {
         self.signals.word(rank, 0)
     }
 
-    /// How a call with `rows` rows is cut into chunks.
-    pub fn chunks(&self, rows: usize) -> Result<Chunks> {
+    /// How a call with `rows` rows is cut into chunks for `receiver`: which of them are finer depends on whose arrive last.
+    pub fn chunks(&self, receiver: usize, rows: usize) -> Result<Chunks> {
         let max_rows = self.spec.max_rows;
         if rows > max_rows {
             return Err(Error::TooManyRows { rows, max_rows });
         }
         let shards = Shards::new(rows, self.ranks.len())?;
-        Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
+        let chunks = Chunks::new(shards, self.spec.chunk_rows)?;
+        Ok(chunks.tapered(self.spec.taper, receiver).numbered_as(&self.largest))
     }
 
     /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy; only after
     /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
-        Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
+        Ok(self.gathered(rank).add(self.chunks(rank, rows)?.shards().range(rank).start * self.spec.row_bytes))
     }
 
     /// `compute` goes on only when [`AllGather::shard`] may be overwritten: what the call before `epoch` left there has been
@@ -167,7 +171,7 @@ impl AllGather {
         compute: &Stream,
     ) -> Result<()> {
         let own_place = self.shard(rank, rows)?;
-        let bytes = self.chunks(rows)?.shards().rows(rank) * self.spec.row_bytes;
+        let bytes = self.chunks(rank, rows)?.shards().rows(rank) * self.spec.row_bytes;
         let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
@@ -206,13 +210,12 @@ impl AllGather {
         awaited: Awaited,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
-        let chunks = self.chunks(rows)?;
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
-                Direction::Push if self.push_whole(rank, epoch, &chunks, shard, awaited)? => {}
-                Direction::Push => self.push(rank, epoch, &chunks, shard, awaited)?,
-                Direction::Pull => self.pull(rank, epoch, &chunks, awaited)?,
+                Direction::Push if self.push_whole(rank, epoch, rows, shard, awaited)? => {}
+                Direction::Push => self.push(rank, epoch, rows, shard, awaited)?,
+                Direction::Pull => self.pull(rank, epoch, &self.chunks(rank, rows)?, awaited)?,
             }
         }
         self.ranks[rank].link.end()
@@ -224,20 +227,21 @@ impl AllGather {
         &self,
         rank: usize,
         epoch: u32,
-        chunks: &Chunks,
+        rows: usize,
         shard: Address,
         awaited: Awaited,
     ) -> Result<()> {
         let state = &self.ranks[rank];
-        let first_row = chunks.shards().range(rank).start;
         for peer in push_order(rank, self.ranks.len()) {
+            let chunks = self.chunks(peer, rows)?;
+            let first_row = chunks.shards().range(rank).start;
             // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
                     let row_bytes = self.spec.row_bytes;
                     let from = shard.add((chunks.rows(rank, index).start - first_row) * row_bytes);
-                    self.move_chunk((rank, peer), index, chunks, from, epoch, awaited)?;
+                    self.move_chunk((rank, peer), index, &chunks, from, epoch, awaited)?;
                 }
                 self.raise_arrived(rank, peer, epoch, awaited)?;
             }

@@ -14,6 +14,7 @@ mod push;
 mod reduction;
 mod schedules;
 mod summation;
+mod taper;
 mod trace;
 mod whole;
 
@@ -23,7 +24,7 @@ pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
-pub use flux_swizzle::{Shards, TileShape};
+pub use flux_swizzle::{End, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
@@ -31,6 +32,7 @@ pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
 pub use push::Push;
 pub use summation::Summation;
+pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::{Operation, Part, Whole};
 
