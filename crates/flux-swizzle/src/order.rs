@@ -125,8 +125,8 @@ impl TileOrder {
 
     /// Follows `chunks` as they travel to or from this rank. At most as many row tiles are swept together as fit into a
     /// chunk: a group that spans more would wait for rows that arrive later than those it could already use. Chunks that are
-    /// finer than the others are swept one by one, no tile straddles two of them, and none of their tiles is higher than
-    /// `height` rows (at least 1): so few rows are to keep all SMs busy.
+    /// finer than the others are swept one by one, and no tile straddles two of them; those no higher than a tile are cut into
+    /// tiles of `height` rows (at least 1): so few rows are to keep all SMs busy.
     #[must_use]
     pub fn following(self, chunks: &Chunks, height: usize) -> Self {
         let height = height.clamp(1, self.shape.rows);
@@ -197,8 +197,9 @@ impl TileOrder {
             (0..pieces.map_or(1, |(chunks, _)| chunks.count(shard))).map(move |index| match pieces {
                 None => Section { shard, rows: this.shards.range(shard), height: this.shape.rows },
                 Some((chunks, height)) => {
-                    let height = if chunks.is_piece(shard, index) { height } else { this.shape.rows };
-                    Section { shard, rows: chunks.rows(shard, index), height }
+                    let rows = chunks.rows(shard, index);
+                    let is_low = chunks.is_piece(shard, index) && rows.len() <= this.shape.rows;
+                    Section { shard, rows, height: if is_low { height } else { this.shape.rows } }
                 }
             })
         })
