@@ -1,10 +1,50 @@
-// What becomes of a sum before it is rounded, in fp32: the column's bias is added, then an activation applied.
+// What becomes of a sum before it is rounded, in fp32: it is scaled, the column's bias is added, then an activation applied.
 //
 // A thread has, of each block of 8 columns, two rows of two adjacent columns: d[0], d[1] and d[2], d[3]. That is how
 // both kernels' accumulators lie, and it brings the pairs of columns that SwiGLU takes together.
 #pragma once
 
 #include "element.cuh"
+
+// Where a thread's first sum lies in the whole matrix, and where its rows and columns end.
+struct Corner {
+  u32 row, end_row, column, end_column;
+};
+
+DEVICE Scales scales_of(const ScaledGemmParams& p) { return p.scales; }
+DEVICE Scales scales_of(const GemmParams&) { return {}; }
+
+// 1 if there are none, or nothing at `index`.
+DEVICE float scale_at(u64 scales, u32 stride, u32 index, u32 end) {
+  const u32 bits = load_global_4_or(scales + 4ull * stride * index, scales == 0 || index >= end, 0x3f800000);
+  return __uint_as_float(bits);
+}
+
+// Whether all sums have the same scale.
+DEVICE bool is_one_scale(const Scales& scales) { return (scales.a_stride | scales.b_stride) == 0; }
+
+// Multiplies `kBlocks` blocks of columns by that scale.
+template <int kBlocks>
+DEVICE void scale_alike(float* d, const Scales& scales) {
+  const float both = scale_at(scales.a, 0, 0, 1) * scale_at(scales.b, 0, 0, 1);
+#pragma unroll
+  for (int i = 0; i < 4 * kBlocks; ++i) d[i] *= both;
+}
+
+// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns.
+template <int kBlocks>
+DEVICE void scale_each(float* d, const Scales& scales, const Corner& at) {
+  const float upper = scale_at(scales.a, scales.a_stride, at.row, at.end_row);
+  const float lower = scale_at(scales.a, scales.a_stride, at.row + 8, at.end_row);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const u32 column = at.column + 8 * block;
+    const float left = scale_at(scales.b, scales.b_stride, column, at.end_column);
+    const float right = scale_at(scales.b, scales.b_stride, column + 1, at.end_column);
+    d[4 * block] *= upper * left, d[4 * block + 1] *= upper * right;
+    d[4 * block + 2] *= lower * left, d[4 * block + 3] *= lower * right;
+  }
+}
 
 // Adds the bias to `kBlocks` blocks of columns; `column` is the thread's first one.
 template <typename Element, int kBlocks>

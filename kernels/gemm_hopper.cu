@@ -15,8 +15,11 @@
 #include "trace.cuh"
 #include "wgmma.cuh"
 
+using Result = ELEMENT::Result;
+
 struct Config {
-  static const int kTileM = TILE_M, kTileN = TILE_N, kTileK = 64;  // a row of a stage is 128 bytes, the swizzle's span
+  static const int kRowBytes = 128;  // of a stage: the swizzle's span
+  static const int kTileM = TILE_M, kTileN = TILE_N, kTileK = kRowBytes / sizeof(ELEMENT::Bits);
   static const int kStages = STAGES;
   static const int kGroups = 2;  // warpgroups that multiply
   static const int kThreads = 128 * (1 + kGroups);
@@ -25,7 +28,7 @@ struct Config {
   static const int kGroupM = kSplitsN ? 64 : kTileM / kGroups, kGroupN = kSplitsN ? kTileN / kGroups : kTileN;
   static const int kBlocksM = kGroupM / 64;  // of 64 rows, which a warpgroup multiplies at once
   static const int kBoxRowsA = kTileM < 128 ? kTileM : 128;
-  static const int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+  static const int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static const int kStageBytes = kBytesA + kBytesB;
   // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
   static const int kPieceN = PIECE_N;
@@ -90,7 +93,7 @@ DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 l
 // wait gives up at once, so the kernel ends in its usual time.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
-  const u32 box_bytes = p.a_box_rows * C::kTileK * 2;  // of A; rows below it are not loaded, nor are their results used
+  const u32 box_bytes = p.a_box_rows * C::kRowBytes;  // of A; rows below it are not loaded, nor are their results used
   u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -143,7 +146,7 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
     const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
+    for (int step = 0; step < C::kRowBytes / 32; ++step) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const u64 a_tile = tile_descriptor(a + i * (64 * 128 / 16) + 2 * step), b_tile = tile_descriptor(b + 2 * step);
@@ -219,7 +222,7 @@ DEVICE u32 first_column_of(u32 entry, u32 group) {
   return (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
 }
 
-// Adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
+// Scales, adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
 // neither bias nor activation.
 template <int kBlocks>
 DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u32 shared, Ring<C::kBuffers>& ring,
@@ -231,13 +234,21 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u3
     if (kept) {
       const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, column = piece % C::kPiecesN * C::kPieceN;
       float* d = &sums[piece / C::kPiecesN][column / 2];
+      if (ELEMENT::kScaled && is_one_scale(p.scales)) {
+        scale_alike<C::kPieceN / 8>(d, p.scales);
+      } else if (ELEMENT::kScaled) {
+        const u32 entry = entry_of(p, tile), first_column = first_column_of(entry, group) + column + 2 * (lane % 4);
+        const RowTile& rows = row_tile_of(p, entry);
+        const u32 row = (C::kSplitsN ? 0 : group * kBlocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
+        scale_each<C::kPieceN / 8>(d, p.scales, {rows.row + row, rows.row + rows.rows, first_column, p.gemm.n});
+      }
       if (p.gemm.bias != 0) {
         const u32 first_column = first_column_of(entry_of(p, tile), group);
-        add_bias<ELEMENT, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
+        add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
       }
       activate<C::kPieceN / 8>(d, p.gemm.activation);
-      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<ELEMENT, C::kPieceN>(d, to, warp, lane);
-      else lay_out<ELEMENT, C::kPieceN>(d, to, warp, lane);
+      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
+      else lay_out<Result, C::kPieceN>(d, to, warp, lane);
     }
     if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
     fence_shared_to_copies();

@@ -29,7 +29,7 @@ struct RowTile {
 
 // Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its signals there.
 struct Destination {
-  u64 slot;     // element*, row pitch ldc
+  u64 slot;     // result*, row pitch ldc
   u64 signals;  // u32*
 };
 
@@ -62,14 +62,14 @@ enum class Activation : u32 {
 };
 
 struct GemmParams {
-  u64 a, b, c;          // element*: A [rows, k], B [n, k], C [rows, n]; C is unused by ReduceScatter
+  u64 a, b, c;          // element*: A [rows, k], B [n, k]; result*: C [rows, n]; C is unused by ReduceScatter
   u64 lda, ldb, ldc;    // row pitches in elements; ldc is the slots' pitch in ReduceScatter
   u64 order;            // u32*: row tile << 16 | column tile, `tiles` of them
   u64 row_tiles;        // RowTile*
   u64 gates;            // u32*: the signals that the row tiles' gates name
   u64 destinations;     // Destination*
   u64 counters;         // u32*: all 0 between launches
-  u64 bias;             // element* [n], added to every row; 0 for none, as in ReduceScatter
+  u64 bias;             // result* [n], added to every row; 0 for none, as in ReduceScatter
   u32 m, n, k;
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
@@ -79,9 +79,21 @@ struct GemmParams {
   WaitBound wait;
 };
 
+// What every sum of products of 8-bit elements is multiplied by: its row's scale of A, and its column's of B. The stride is 1,
+// or 0 for one scale of the whole matrix. Without an address the scale is 1.
+struct Scales {
+  u64 a, b;  // float*
+  u32 a_stride, b_stride;
+};
+
+// What the portable GEMM takes if its elements have scales.
+struct ScaledGemmParams : GemmParams {
+  Scales scales;
+};
+
 // What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
 struct HopperParams {
-  TensorMap a, b;       // boxes of 64 columns; of a_box_rows rows of A, TILE_N rows of B
+  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, TILE_N rows of B
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; unused by ReduceScatter
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
@@ -93,6 +105,7 @@ struct HopperParams {
   u16 by_rows;          // C cannot be written in boxes
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
+  Scales scales;        // of elements that have any
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].

@@ -5,5 +5,6 @@ pub mod epilogues;
 pub mod faults;
 pub mod pitched;
 pub mod run;
+pub mod scaled;
 pub mod table;
 pub mod traces;

@@ -3,12 +3,12 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, DType, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    PathPreference, Placement,
+    Activation, AgGemm, Backend, BackendChoice, CudarcScale, CudarcScales, DType, E4m3, Error, GemmAr,
+    GemmRs, Group, GroupConfig, OpSpec, PathPreference, Placement,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
-use flux_tests::{epilogues, pitched};
+use flux_tests::{epilogues, pitched, scaled};
 use half::{bf16, f16};
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -89,6 +89,39 @@ fn epilogues_are_right_in_tiles_of_all_sizes() {
     }
 }
 
+#[test]
+fn sums_of_8_bit_elements_are_scaled() {
+    for placement in [Placement::Device, Placement::PinnedHost] {
+        scaled::CASES.into_iter().for_each(|case| scaled::check(case, &group_in(placement)));
+    }
+    for world_size in 1..=8 {
+        scaled::check(Case { m: 133, n: 48, k: 32 * world_size, world_size }, &group_in(Placement::Device));
+        scaled::check_that_ranks_have_their_own(world_size, &group_in(Placement::Device));
+    }
+    for world_size in [1, 2] {
+        scaled::check_that_nan_spreads(&group_in(Placement::Device)(world_size));
+        scaled::check_all_products(&group_in(Placement::Device)(world_size));
+    }
+}
+
+/// As [`epilogues_are_right_in_tiles_of_all_sizes`].
+#[test]
+fn sums_of_8_bit_elements_are_scaled_in_tiles_of_all_sizes() {
+    for (m, n, k) in [
+        (40, 1000, 2048),
+        (64, 4096, 128),
+        (128, 2304, 1024),
+        (500, 1544, 400),
+        (1024, 3704, 256),
+        (2100, 2304, 144),
+        (4097, 3080, 128),
+    ] {
+        for world_size in [1, 2] {
+            scaled::check(Case { m, n, k, world_size }, &group_in(Placement::Device));
+        }
+    }
+}
+
 /// Small enough for a memory checker: every kernel, aligned and not, every policy, both placements.
 #[test]
 fn small_cases_for_a_memory_checker() {
@@ -98,8 +131,35 @@ fn small_cases_for_a_memory_checker() {
         {
             check(case, &group_in(placement));
             epilogues::check(case, &group_in(placement));
+            scaled::check(case, &group_in(placement));
         }
     }
+}
+
+#[test]
+fn cudarc_tensors_of_8_bit_elements_go_in_and_out() {
+    let group = group_in(Placement::Device)(1);
+    let (m, n, k) = (300, 264, 128);
+    let (a, b) = (matrix::<E4m3>(m * k, Fill::Normal, 3), matrix::<E4m3>(n * k, Fill::Normal, 4));
+    let expected: Vec<_> = product(&a, &b, m, n, k)
+        .into_iter()
+        .enumerate()
+        .map(|(index, sum)| sum * 0.5 * (index % n + 1) as f64)
+        .collect();
+    let op = AgGemm::new(&group, OpSpec::new(n, k, m, DType::E4m3)).unwrap();
+    let stream = group.device(0).unwrap().as_cuda().unwrap().context().new_stream().unwrap();
+    let (a, b) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
+    let a_scale = stream.clone_htod(&[0.5_f32]).unwrap();
+    let b_scale = stream.clone_htod(&(1..=n).map(|row| row as f32).collect::<Vec<_>>()).unwrap();
+    let mut c: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
+    let scales =
+        CudarcScales { a: Some(CudarcScale::Tensor(&a_scale)), b: Some(CudarcScale::Rows(&b_scale)) };
+    op.enqueue_cudarc(0, m, &a, &b, scales, None, &mut c, &stream).unwrap();
+    assert!(relative_error(&stream.clone_dtoh(&c).unwrap(), &expected) < 4e-3);
+    let few = CudarcScales { a: Some(CudarcScale::Rows(&a_scale)), b: None };
+    let error = op.enqueue_cudarc(0, m, &a, &b, few, None, &mut c, &stream).unwrap_err();
+    assert!(matches!(error, Error::BadScale { name: "A", .. }), "{error}");
+    group.check().unwrap();
 }
 
 #[test]
@@ -122,7 +182,7 @@ fn cudarc_tensors_go_in_and_out() {
     let columns = |matrix: &[bf16], range: std::ops::Range<usize>| -> Vec<bf16> {
         matrix.chunks(k).flat_map(|row| row[range.clone()].to_vec()).collect()
     };
-    let mut results = Vec::new();
+    let (mut results, none) = (Vec::new(), CudarcScales::default());
     for rank in group.local_ranks() {
         let gpu = group.device(rank).unwrap().as_cuda().unwrap().clone();
         let stream = gpu.context().new_stream().unwrap();
@@ -132,27 +192,28 @@ fn cudarc_tensors_go_in_and_out() {
         let mut c: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
         let own_bias = stream.clone_htod(&bias[own.clone()]).unwrap();
         let bias = stream.clone_htod(&bias).unwrap();
-        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, Some(&own_bias), &mut c, &stream).unwrap();
+        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, none, Some(&own_bias), &mut c, &stream).unwrap();
         let depth = scatter.depth(rank);
         let a_columns = stream.clone_htod(&columns(&a, depth.clone())).unwrap();
         let b_columns = stream.clone_htod(&columns(&b, depth)).unwrap();
         let mut d: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
-        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut d, &stream).unwrap();
+        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, none, Some(&bias), &mut d, &stream).unwrap();
         let reduced = [&reduce[0], &reduce[1]].map(|op| {
             let mut e: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
-            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut e, &stream).unwrap();
+            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, none, Some(&bias), &mut e, &stream).unwrap();
             e
         });
 
         let wrong = stream.clone_htod(&vec![f16::ZERO; m * k]).unwrap();
         let mut wrong_c = wrong.clone();
-        let error = gather.enqueue_cudarc(rank, m, &wrong, &wrong, None, &mut wrong_c, &stream).unwrap_err();
+        let error =
+            gather.enqueue_cudarc(rank, m, &wrong, &wrong, none, None, &mut wrong_c, &stream).unwrap_err();
         assert!(matches!(error, Error::WrongDType { .. }), "{error}");
         let short = stream.clone_htod(&[bf16::ZERO; 8]).unwrap();
-        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, None, &mut c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, none, None, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadMatrix { name: "A", .. }), "{error}");
         let few = Some(&short as &dyn DevicePtr<bf16>);
-        let error = gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, few, &mut c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, none, few, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadBias { .. }), "{error}");
         results.push((stream, c, d, reduced));
     }
@@ -175,7 +236,14 @@ fn ranks_that_share_a_gpu_are_not_called_one_by_one() {
     let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap() + 1);
     let op = AgGemm::new(&group, OpSpec::new(8, 8, 8, DType::Bf16)).unwrap();
     let matrix = flux::Matrix::contiguous(flux::Address::NULL, 8);
-    let call = flux::AgGemmCall { m: 0, a: flux::Address::NULL, b: matrix, bias: None, c: matrix };
+    let call = flux::AgGemmCall {
+        m: 0,
+        a: flux::Address::NULL,
+        b: matrix,
+        scales: flux::Scales::NONE,
+        bias: None,
+        c: matrix,
+    };
     // SAFETY: refused before anything is enqueued.
     let refused = unsafe { op.enqueue(0, &call, &group.stream(0).unwrap()) };
     assert!(matches!(refused, Err(Error::SharedDevice { rank: 0, .. })));

@@ -22,6 +22,10 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_bf16_plain_vector",
     "gemm_bf16_rs_scalar",
     "gemm_bf16_rs_vector",
+    "gemm_e4m3_ag_scalar",
+    "gemm_e4m3_ag_vector",
+    "gemm_e4m3_rs_scalar",
+    "gemm_e4m3_rs_vector",
     "gemm_f16_ag_scalar",
     "gemm_f16_ag_vector",
     "gemm_f16_plain_scalar",
@@ -36,6 +40,11 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_bf16_64x128",
     "gemm_hopper_bf16_64x256",
     "gemm_hopper_bf16_64x64",
+    "gemm_hopper_e4m3_128x128",
+    "gemm_hopper_e4m3_128x192",
+    "gemm_hopper_e4m3_128x256",
+    "gemm_hopper_e4m3_256x192",
+    "gemm_hopper_e4m3_64x128",
     "gemm_hopper_f16_128x128",
     "gemm_hopper_f16_128x192",
     "gemm_hopper_f16_128x224",
@@ -161,6 +170,10 @@ impl KernelId {
 
     fn name(self) -> String {
         match self {
+            // Without gates, the AllGather's kernel is the plain one.
+            KernelId::Gemm(DType::E4m3, Policy::Plain, load) => {
+                KernelId::Gemm(DType::E4m3, Policy::AllGather, load).name()
+            }
             KernelId::Gemm(dtype, policy, load) => format!("gemm_{dtype}_{}_{}", policy.name(), load.name()),
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
@@ -180,6 +193,7 @@ mod tests {
     use super::*;
     use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
+    use crate::params::ScaledGemmParams;
     use crate::trace::{TracedGemmParams, TracedHopperParams};
     use crate::{GemmParams, SumParams};
 
@@ -199,8 +213,8 @@ mod tests {
 
     #[test]
     fn every_launch_has_its_kernel() {
-        for dtype in [DType::Bf16, DType::F16] {
-            KernelId::Sum(dtype).info().unwrap();
+        for dtype in [DType::Bf16, DType::F16, DType::E4m3] {
+            KernelId::Sum(dtype.result()).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
                 let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
                 assert_eq!((gemm.tile_m, gemm.tile_n), (128, 128), "{}", gemm.name);
@@ -246,6 +260,7 @@ mod tests {
                 Some("gemm") if traced => size_of::<TracedGemmParams>(),
                 Some("clock") => size_of::<ClockParams>(),
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
+                Some("gemm") if kernel.name.contains("_e4m3_") => size_of::<ScaledGemmParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("sum") => size_of::<SumParams>(),
                 _ => panic!("{} has no parameters", kernel.name),

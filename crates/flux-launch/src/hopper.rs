@@ -3,7 +3,7 @@
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
 use crate::tiling;
-use crate::{GemmParams, Launch, Policy, Result};
+use crate::{DType, GemmParams, Launch, Policy, Result, Scales};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -13,8 +13,8 @@ use flux_memory::{Address, Buffer, Device, Placement};
 pub(crate) const PIECE_ROWS: u32 = 64;
 /// Columns of the pieces, by kernel.
 pub(crate) const PIECE_COLUMNS: [u32; 2] = [64, 32];
-/// Columns of K in a stage, and so in a box of A or B.
-const STAGE_COLUMNS: u32 = 64;
+/// Bytes of a row of A or B in a stage, and so in a box.
+pub(crate) const STAGE_BYTES: usize = 128;
 /// Rows of a box of A; a taller tile takes two.
 const MAX_BOX_ROWS: u32 = 128;
 
@@ -34,8 +34,9 @@ pub(crate) struct HopperParams {
     a_box_rows: u32,
     by_rows: u16,
     is_row: u16,
+    scales: Scales,
     /// The size is a multiple of the alignment.
-    padding: [u64; 7],
+    padding: [u64; 4],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -78,22 +79,24 @@ pub(crate) fn params(
     gemm: &GemmParams,
     scratch: &Scratch,
 ) -> Result<HopperParams> {
-    let Launch { policy, dtype, activation, tiling, schedule, destinations, .. } = *launch;
+    let Launch { policy, dtype, activation, scales, tiling, schedule, destinations, .. } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let map = |address, rows, columns, pitch, box_rows, box_columns| {
+    let map = |dtype: DType, address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
+    let stage_columns = count(STAGE_BYTES / dtype.bytes());
     // Rows that A does not have need not be loaded as zeros.
     let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
-    let a = map(gemm.a, m, k, gemm.lda, a_box_rows, STAGE_COLUMNS)?;
-    let b = map(gemm.b, n, k, gemm.ldb, kernel.tile_n, STAGE_COLUMNS)?;
+    let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
+    let b = map(dtype, gemm.b, n, k, gemm.ldb, kernel.tile_n, stage_columns)?;
     let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
     // Unused maps are to be valid ones all the same.
     let c = match destinations {
         None if !by_rows => {
             let sums = count(activation.sums_per_column());
-            map(gemm.c, m, n / u64::from(sums), gemm.ldc, PIECE_ROWS, kernel.piece_n / sums)?
+            let columns = n / u64::from(sums);
+            map(dtype.result(), gemm.c, m, columns, gemm.ldc, PIECE_ROWS, kernel.piece_n / sums)?
         }
         _ => a,
     };
@@ -111,6 +114,7 @@ pub(crate) fn params(
         by_rows: u16::from(by_rows),
         // A gate must be looked up.
         is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
-        padding: [0; 7],
+        scales,
+        padding: [0; 4],
     })
 }

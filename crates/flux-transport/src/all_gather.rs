@@ -6,7 +6,8 @@
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
 use crate::link::{Link, PeerWords, check_rank};
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
+use crate::rows::Layout;
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct AllGatherSpec {
     pub max_rows: usize,
     /// Bytes of a row; rows follow each other without a gap.
     pub row_bytes: usize,
+    /// Bytes that may travel with each row: a call says whether they do. They come before its chunk's signal.
+    pub side_bytes: usize,
     /// Rows of a chunk.
     pub chunk_rows: usize,
     /// Who moves the data.
@@ -41,6 +44,8 @@ pub struct AllGather {
     spec: AllGatherSpec,
     largest: Chunks,
     gathered: SymmetricBuffer,
+    gathered_layout: Layout,
+    outbox_layout: Layout,
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
     outbox: Option<SymmetricBuffer>,
     signals: SymmetricSignals,
@@ -71,13 +76,13 @@ impl AllGather {
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
         let devices = &members.devices;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
-        let allocate = |rows: usize, placement| {
-            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), placement)
-        };
+        let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
+        let (gathered_layout, outbox_layout) = (layout(spec.max_rows), layout(largest.shards().max_rows()));
+        let allocate =
+            |layout: Layout, placement| SymmetricBuffer::allocate(devices, layout.bytes(), placement);
         let gathered_in = if through_host { Placement::Device } else { spec.placement };
-        let gathered = allocate(spec.max_rows, gathered_in)?;
-        let shard_rows = largest.shards().max_rows();
-        let outbox = through_host.then(|| allocate(shard_rows, spec.placement)).transpose()?;
+        let gathered = allocate(gathered_layout, gathered_in)?;
+        let outbox = through_host.then(|| allocate(outbox_layout, spec.placement)).transpose()?;
         let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
         let signals = SymmetricSignals::allocate(
@@ -101,12 +106,31 @@ impl AllGather {
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { transfer, spec, largest, gathered, outbox, signals, acks, ready, arrived, ranks })
+        Ok(Self {
+            ranks,
+            transfer,
+            spec,
+            largest,
+            gathered,
+            gathered_layout,
+            outbox_layout,
+            outbox,
+            signals,
+            acks,
+            ready,
+            arrived,
+        })
     }
 
     /// The gathered rows of `rank`: `[rows, row_bytes]`.
     pub fn gathered(&self, rank: usize) -> Address {
         self.gathered.address(rank)
+    }
+
+    /// What has travelled beside the gathered rows of `rank`: `[rows, side_bytes]`.
+    pub fn gathered_side(&self, rank: usize) -> Address {
+        let all = self.gathered_layout.rows_at(self.gathered(rank), 0, true);
+        all.side.unwrap_or_default()
     }
 
     /// `rank`'s signals: the gates that [`Chunks::gate`] names are indices into them.
@@ -128,7 +152,8 @@ impl AllGather {
     /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
-        Ok(self.gathered(rank).add(self.chunks(rows)?.shards().range(rank).start * self.spec.row_bytes))
+        let first_row = self.chunks(rows)?.shards().range(rank).start;
+        Ok(self.gathered_layout.rows_at(self.gathered(rank), first_row, false).rows)
     }
 
     /// `compute` goes on only when [`AllGather::shard`] may be overwritten: what the call before `epoch` left there has been
@@ -158,11 +183,13 @@ impl AllGather {
         rank: usize,
         epoch: u32,
         rows: usize,
-        shard: Address,
+        shard: impl Into<Rows>,
         compute: &Stream,
     ) -> Result<()> {
-        let own_place = self.shard(rank, rows)?;
-        let bytes = self.chunks(rows)?.shards().rows(rank) * self.spec.row_bytes;
+        check_rank(rank, self.ranks.len())?;
+        let (shard, chunks) = (shard.into(), self.chunks(rows)?);
+        let (own_rows, with_side) = (chunks.shards().range(rank), shard.side.is_some());
+        let own_place = self.gathered_layout.rows_at(self.gathered(rank), own_rows.start, with_side);
         let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
@@ -172,11 +199,10 @@ impl AllGather {
             if push {
                 state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
             } else if let Some(outbox) = &self.outbox {
-                compute.copy(outbox.address(rank), shard, bytes)?;
+                let place = self.outbox_layout.rows_at(outbox.address(rank), 0, with_side);
+                self.outbox_layout.copy(compute, place, shard, own_rows.len())?;
             }
-            if shard != own_place {
-                compute.copy(own_place, shard, bytes)?;
-            }
+            self.gathered_layout.copy(compute, own_place, shard, own_rows.len())?;
             if !push {
                 self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
                 state.link.fork(compute)?;
@@ -191,14 +217,20 @@ impl AllGather {
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
-    pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, shard: Address) -> Result<()> {
+    pub unsafe fn transfer(
+        &self,
+        rank: usize,
+        epoch: u32,
+        rows: usize,
+        shard: impl Into<Rows>,
+    ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
-        let chunks = self.chunks(rows)?;
+        let (shard, chunks) = (shard.into(), self.chunks(rows)?);
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
                 Direction::Push => self.push(rank, epoch, &chunks, shard)?,
-                Direction::Pull => self.pull(rank, epoch, &chunks)?,
+                Direction::Pull => self.pull(rank, epoch, &chunks, shard.side.is_some())?,
             }
         }
         self.ranks[rank].link.end()
@@ -206,7 +238,7 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn push(&self, rank: usize, epoch: u32, chunks: &Chunks, shard: Address) -> Result<()> {
+    unsafe fn push(&self, rank: usize, epoch: u32, chunks: &Chunks, shard: Rows) -> Result<()> {
         let state = &self.ranks[rank];
         let first_row = chunks.shards().range(rank).start;
         for peer in push_order(rank, self.ranks.len()) {
@@ -214,8 +246,7 @@ impl AllGather {
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
-                    let row_bytes = self.spec.row_bytes;
-                    let from = shard.add((chunks.rows(rank, index).start - first_row) * row_bytes);
+                    let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
                     self.move_chunk(rank, peer, rank, index, chunks, from, epoch)?;
                 }
                 self.raise_arrived(rank, peer, epoch)?;
@@ -226,7 +257,7 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks) -> Result<()> {
+    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks, with_side: bool) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in arrival_order(rank, self.ranks.len()) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
@@ -235,10 +266,10 @@ impl AllGather {
                 for index in 0..chunks.count(peer) {
                     let row = chunks.rows(peer, index).start;
                     let from = match &self.outbox {
-                        None => self.gathered(peer).add(row * self.spec.row_bytes),
+                        None => self.gathered_layout.rows_at(self.gathered(peer), row, with_side),
                         Some(outbox) => {
-                            let first_row = chunks.shards().range(peer).start;
-                            outbox.address(peer).add((row - first_row) * self.spec.row_bytes)
+                            let row = row - chunks.shards().range(peer).start;
+                            self.outbox_layout.rows_at(outbox.address(peer), row, with_side)
                         }
                     };
                     self.move_chunk(peer, rank, peer, index, chunks, from, epoch)?;
@@ -263,21 +294,30 @@ impl AllGather {
         shard: usize,
         index: usize,
         chunks: &Chunks,
-        source: Address,
+        source: Rows,
         epoch: u32,
     ) -> Result<()> {
         let rows = chunks.rows(shard, index);
         let signal = self.signals.word(to, chunks.signal(shard, index));
+        let place = self.gathered_layout.rows_at(self.gathered(to), rows.start, source.side.is_some());
         let chunk = Chunk {
-            from: source,
-            to: self.gathered(to).add(rows.start * self.spec.row_bytes),
+            from: source.rows,
+            to: place.rows,
             bytes: rows.len() * self.spec.row_bytes,
             signal: if self.is_lost(from, to) { Address::NULL } else { signal },
         };
         let mover = if self.spec.direction == Direction::Push { from } else { to };
         let route = (from, to, Some(chunks.signal(shard, index)));
+        let link = &self.ranks[mover].link;
         // SAFETY: the caller's promise.
-        unsafe { self.ranks[mover].link.move_chunk(&*self.transfer, &chunk, epoch, route) }
+        unsafe {
+            if let (Some(from), Some(to)) = (source.side, place.side) {
+                let bytes = rows.len() * self.spec.side_bytes;
+                let side = Chunk { from, to, bytes, signal: Address::NULL }; // covered by the rows' signal
+                self.transfer.move_chunk(&link.transfers, &side, epoch)?;
+            }
+            link.move_chunk(&*self.transfer, &chunk, epoch, route)
+        }
     }
 
     /// # Safety

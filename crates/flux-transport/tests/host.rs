@@ -30,6 +30,7 @@ fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
     AllGatherSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
+        side_bytes: 0,
         chunk_rows,
         direction,
         placement: Placement::Device,

@@ -4,15 +4,17 @@
 //! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
+use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, PeerCopy, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -38,6 +40,9 @@ pub struct AgGemmCall {
     pub a: Address,
     /// The rank's rows of the weight, `[N_r, K]`: `N_r` is [`AgGemm::weight_rows`].
     pub b: Matrix,
+    /// The scales of both; of each row of A, those of the rank's rows, `[m_r]`, on all ranks or on none: they travel with the
+    /// rows. One for all of A is the same on every rank. Of each row of B, those of the rank's rows, `[N_r]`.
+    pub scales: Scales,
     /// `[N_r]`, an element for each of the rank's rows of the weight: added to every row of the product.
     pub bias: Option<Address>,
     /// The rank's columns of the result, `[m, N_r]`; [`AgGemm::columns`] says which, half as many with SwiGLU.
@@ -45,7 +50,7 @@ pub struct AgGemmCall {
 }
 
 impl AgGemm {
-    /// Allocates, for every rank, the gathered rows (`max_m · K` elements), the signals and the schedules, and loads the
+    /// Allocates, for every rank, the gathered rows (`max_m · K` elements, and `max_m` scales if they can have any), the signals and the schedules, and loads the
     /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         let world_size = group.world_size();
@@ -58,7 +63,17 @@ impl AgGemm {
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
-        let gather = AllGatherSpec { max_rows, row_bytes, chunk_rows, direction, placement, op, signal_loss };
+        let side_bytes = if spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
+        let gather = AllGatherSpec {
+            max_rows,
+            row_bytes,
+            side_bytes,
+            chunk_rows,
+            direction,
+            placement,
+            op,
+            signal_loss,
+        };
         let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
@@ -116,8 +131,15 @@ impl AgGemm {
         self.gather.gathered(rank)
     }
 
+    /// `rank`'s gathered scales of the rows of A, `[m]`, valid as [`AgGemm::gathered`] if the call had them, and the size of
+    /// their buffer in bytes: 0 if the elements have none.
+    pub fn gathered_scales(&self, rank: usize) -> (Address, usize) {
+        let each = if self.spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
+        (self.gather.gathered_side(rank), self.spec.max_m.saturating_mul(each))
+    }
+
     /// Size in bytes of the buffer at [`AgGemm::gathered`]: what the operation allocated for each rank that grows with
-    /// `max_m`.
+    /// `max_m`, but for the scales.
     pub const fn gathered_bytes(&self) -> usize {
         self.spec.max_m.saturating_mul(self.spec.k * self.spec.dtype.bytes())
     }
@@ -165,15 +187,17 @@ impl Phased for AgGemm {
         self.gather.log(rank).into_iter().collect()
     }
 
-    fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {
+    fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
         let (k, weight_rows, dtype) = (self.spec.k, self.weight_rows(rank).len(), self.spec.dtype);
         Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
         call.b.check("B", weight_rows, k, dtype)?;
-        check_bias(call.bias, weight_rows, dtype)?;
-        call.c.check("C", call.m, self.columns(rank).len(), dtype)?;
+        call.scales.check(dtype, self.rows(rank, call.m).len(), weight_rows)?;
+        check_bias(call.bias, weight_rows, dtype.result())?;
+        call.c.check("C", call.m, self.columns(rank).len(), dtype.result())?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
+        let terms = Terms { m: call.m, row_scales: call.scales.of_rows().is_some() };
+        Ok((terms, plan::choose(self.spec.path, &shards, self.tile)))
     }
 
     unsafe fn phase(
@@ -184,25 +208,24 @@ impl Phased for AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
+        let shard = Rows { rows: call.a, side: call.scales.of_rows() };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
-                (Phase::Finish, Path::Local) => {
-                    self.launch(rank, epoch, call, call.a, path, schedules, stream)
-                }
+                (Phase::Finish, Path::Local) => self.launch(rank, epoch, call, path, schedules, stream),
                 (_, Path::Local) => Ok(()),
-                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, call.a, stream)?),
-                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, call.a)?),
+                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, shard, stream)?),
+                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, shard)?),
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
-                    let gathered = self.gather.gathered(rank);
+                    let call = &self.of_gathered(rank, call);
                     if matches!(path, Path::Unfused | Path::CommunicationOnly) {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
                     match path {
                         Path::CommunicationOnly => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
-                        _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
+                        _ => self.launch(rank, epoch, call, path, schedules, stream)?,
                     }
                     Ok(self.gather.release(rank, epoch, stream)?)
                 }
@@ -212,6 +235,15 @@ impl Phased for AgGemm {
 }
 
 impl AgGemm {
+    /// `call`, with the gathered rows of A, and their scales.
+    fn of_gathered(&self, rank: usize, call: &AgGemmCall) -> AgGemmCall {
+        let mut scales = call.scales;
+        if scales.of_rows().is_some() {
+            scales.a = Some(Scale::Rows(self.gather.gathered_side(rank)));
+        }
+        AgGemmCall { a: self.gather.gathered(rank), scales, ..*call }
+    }
+
     /// A GEMM for each shard: the rank's own, then the peers' in the order of their arrival, each when it has arrived.
     ///
     /// # Safety
@@ -225,31 +257,34 @@ impl AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
-        let gathered = Matrix::contiguous(self.gather.gathered(rank), self.spec.k);
+        let gathered = Matrix::contiguous(call.a, self.spec.k);
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = self.rows(shard, call.m);
-            let part = AgGemmCall { m: rows.len(), c: call.c.rows_from(rows.start, dtype), ..*call };
-            let a = gathered.rows_from(rows.start, dtype).address;
+            let part = AgGemmCall {
+                m: rows.len(),
+                a: gathered.rows_from(rows.start, dtype).address,
+                scales: call.scales.rows_from(rows.start),
+                c: call.c.rows_from(rows.start, dtype.result()),
+                ..*call
+            };
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gather.wait_for(rank, shard, epoch, stream)?;
-                self.launch(rank, epoch, &part, a, Path::Chunked, schedules, stream)?;
+                self.launch(rank, epoch, &part, Path::Chunked, schedules, stream)?;
             }
         }
         Ok(())
     }
 
-    /// The GEMM of `call`'s rows at `a`, which are gated if it is fused.
+    /// The GEMM of `call`'s rows, all `m` of them, which are gated if it is fused.
     ///
     /// # Safety
     /// As for [`AgGemm::enqueue`].
-    #[allow(clippy::too_many_arguments)]
     unsafe fn launch(
         &self,
         rank: usize,
         epoch: u32,
         call: &AgGemmCall,
-        a: Address,
         path: Path,
         schedules: &mut Schedules,
         stream: &Stream,
@@ -257,7 +292,7 @@ impl AgGemm {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
         let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
         let params = GemmParams {
-            a,
+            a: call.a,
             b: call.b.address,
             c: call.c.address,
             lda: self.spec.k as u64,
@@ -276,6 +311,7 @@ impl AgGemm {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            scales: call.scales.lowered(),
             activation: self.spec.activation,
             shards: Shards::new(rows, world_size)?,
             params,

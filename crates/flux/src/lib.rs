@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod ag_gemm;
+mod agreement;
 mod call;
 mod cudarc;
 mod delivery;
@@ -11,15 +12,17 @@ mod gemm_rs;
 mod group;
 mod plan;
 mod reduction;
+mod scales;
 mod schedules;
 mod trace;
 mod whole;
 
+pub use self::cudarc::{CudarcScale, CudarcScales};
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
 pub use delivery::Delivery;
 pub use error::Error;
-pub use flux_launch::{Activation, DType, Element, UnitTrace};
+pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
 pub use flux_swizzle::{Shards, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
@@ -27,8 +30,9 @@ pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use scales::{Scale, Scales};
 pub use trace::{CallTrace, TransferTrace};
-pub use whole::{Operation, Part, Whole};
+pub use whole::{OperandParts, Operation, Part, Whole};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,7 +3,7 @@
 
 use crate::{
     Address, AgGemm, AgGemmCall, Buffer, CallTrace, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall,
-    Group, Matrix, OpSpec, PathChoice, Placement, Result, Stream,
+    Group, Matrix, OpSpec, PathChoice, Placement, Result, Scale, Scales, Stream,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -39,6 +39,28 @@ impl Part {
     }
 }
 
+/// A rank's parts of a call: what its own call takes, in the same words for all operations.
+#[derive(Clone, Copy, Debug)]
+pub struct OperandParts {
+    /// The part of A; of [`AgGemm`], without gaps.
+    pub a: Matrix,
+    /// The part of B.
+    pub b: Matrix,
+    /// The scales of both.
+    pub scales: Scales,
+    /// The part of the bias.
+    pub bias: Option<Address>,
+    /// The part of C.
+    pub c: Matrix,
+}
+
+impl OperandParts {
+    /// A, B and C, without scales or a bias.
+    pub const fn new([a, b, c]: [Matrix; 3]) -> Self {
+        Self { a, b, scales: Scales::NONE, bias: None, c }
+    }
+}
+
 /// An operation of a group, as seen from outside: which rank holds which part of A `[m, k]`, B `[n, k]` and C `[m, n]`.
 pub trait Operation: sealed::Sealed {
     /// What it was built for.
@@ -49,15 +71,14 @@ pub trait Operation: sealed::Sealed {
     }
     /// `rank`'s parts of A, B and C in a call with `m` rows. Its part of a bias is as long as its B has rows.
     fn parts(&self, rank: usize, m: usize) -> [Part; 3];
-    /// Enqueues a call of all ranks, given each one's parts of A, B and C, and of the bias if there is one.
+    /// Enqueues a call of all ranks, given each one's parts of A, B and C.
     ///
     /// # Safety
     /// As for the operation's own `enqueue_all`.
     unsafe fn enqueue_parts(
         &self,
         m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
+        parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice>;
     /// What each rank's last call did, and when: as the operation's own `traces`.
@@ -70,22 +91,6 @@ mod sealed {
     impl Sealed for crate::AgGemm {}
     impl Sealed for crate::GemmRs {}
     impl Sealed for crate::GemmAr {}
-}
-
-/// A rank's A, B and C, and its part of the bias.
-type Placed = ([Matrix; 3], Option<Address>);
-
-/// Each rank's matrices with its part of the bias.
-fn with_biases<'a>(
-    parts: &'a [[Matrix; 3]],
-    biases: Option<&'a [Address]>,
-) -> Result<impl Iterator<Item = Placed> + 'a> {
-    match biases {
-        Some(biases) if biases.len() != parts.len() => {
-            Err(Error::NotOnePerRank { what: "biases", given: biases.len(), world_size: parts.len() })
-        }
-        _ => Ok(parts.iter().enumerate().map(move |(rank, part)| (*part, biases.map(|biases| biases[rank])))),
-    }
 }
 
 impl Operation for AgGemm {
@@ -105,12 +110,18 @@ impl Operation for AgGemm {
     unsafe fn enqueue_parts(
         &self,
         m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
+        parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| AgGemmCall { m, a: a.address, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
+        let call = |&OperandParts { a, b, scales, bias, c }: &OperandParts| AgGemmCall {
+            m,
+            a: a.address,
+            b,
+            scales,
+            bias,
+            c,
+        };
+        let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -137,12 +148,12 @@ impl Operation for GemmRs {
     unsafe fn enqueue_parts(
         &self,
         m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
+        parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| GemmRsCall { m, a, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
+        let call =
+            |&OperandParts { a, b, scales, bias, c }: &OperandParts| GemmRsCall { m, a, b, scales, bias, c };
+        let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -170,12 +181,12 @@ impl Operation for GemmAr {
     unsafe fn enqueue_parts(
         &self,
         m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
+        parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| GemmArCall { m, a, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
+        let call =
+            |&OperandParts { a, b, scales, bias, c }: &OperandParts| GemmArCall { m, a, b, scales, bias, c };
+        let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
     }
@@ -199,14 +210,13 @@ pub struct Whole<'op, E, Op> {
 #[derive(Debug)]
 struct Rank {
     stream: Arc<Stream>,
-    a: Matrix,
-    b: Matrix,
+    operands: OperandParts,
+    a_rows: Range<usize>,
     b_rows: Range<usize>,
-    bias: Option<Buffer>,
-    c: Matrix,
     c_part: Part,
     c_buffer: Buffer,
-    _a_and_b: Vec<Buffer>,
+    /// What the operands are in, but for C.
+    buffers: Vec<Buffer>,
 }
 
 impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
@@ -223,15 +233,15 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// Places `b` `[n, k]`; each rank's part of A is what `before` has left in its part of C: one operation's output is
     /// the next one's input, on the device, in the order of the same streams.
-    pub fn after<Before: Operation>(
+    pub fn after<F: Element<Result = E>, Before: Operation>(
         group: &Group,
         op: &'op Op,
-        before: &'op Whole<'_, E, Before>,
+        before: &'op Whole<'_, F, Before>,
         b: &[E],
     ) -> Result<Self> {
         Self::with_a(group, op, b, before.m, |rank, part| match before.ranks.get(rank) {
             Some(previous) if previous.c_part == *part => {
-                Ok((Arc::clone(&previous.stream), previous.c, None))
+                Ok((Arc::clone(&previous.stream), previous.operands.c, None))
             }
             previous => {
                 let found = previous.map(|previous| &previous.c_part);
@@ -258,18 +268,21 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             let (stream, a, a_buffer) = a(rank, &a_part)?;
             let b_buffer = upload(group, rank, &stream, &b_part.cut(b, k))?;
             let b = Matrix::contiguous(b_buffer.address(), b_part.columns.len());
-            let c_buffer = poisoned::<E>(group, rank, &stream, c_part.len().saturating_add(2 * GUARD))?;
-            let c_address = c_buffer.address().add(GUARD * size_of::<E>());
+            let c_len = c_part.len().saturating_add(2 * GUARD);
+            let c_buffer = poisoned::<E::Result>(group, rank, &stream, c_len)?;
+            let c_address = c_buffer.address().add(GUARD * size_of::<E::Result>());
             let c = Matrix::contiguous(c_address, c_part.columns.len());
-            let _a_and_b = a_buffer.into_iter().chain([b_buffer]).collect();
-            Ok(Rank { stream, a, b, b_rows: b_part.rows, bias: None, c, c_part, c_buffer, _a_and_b })
+            let buffers = a_buffer.into_iter().chain([b_buffer]).collect();
+            let (a_rows, b_rows) = (a_part.rows, b_part.rows);
+            let operands = OperandParts::new([a, b, c]);
+            Ok(Rank { stream, operands, a_rows, b_rows, c_part, c_buffer, buffers })
         };
         let ranks = group.local_ranks().map(place).collect::<Result<_>>()?;
         Ok(Self { group: group.clone(), op, m, ranks, element: PhantomData })
     }
 
     /// Places `bias` `[n]`, for calls from now on.
-    pub fn with_bias(mut self, bias: &[E]) -> Result<Self> {
+    pub fn with_bias(mut self, bias: &[E::Result]) -> Result<Self> {
         let n = self.op.spec().n;
         if bias.len() != n {
             return Err(Error::BadBias {
@@ -277,19 +290,46 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             });
         }
         for (index, rank) in self.ranks.iter_mut().enumerate() {
-            rank.bias = Some(upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?);
+            let buffer = upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?;
+            rank.operands.bias = Some(buffer.address());
+            rank.buffers.push(buffer);
+        }
+        Ok(self)
+    }
+
+    /// Places scales of A and B, for calls from now on: each is empty for none, one number for the whole matrix, or one for each
+    /// of its rows, `[m]` or `[n]`.
+    pub fn with_scales(mut self, a: &[f32], b: &[f32]) -> Result<Self> {
+        let (group, m, n) = (&self.group, self.m, self.op.spec().n);
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
+            let mut place = |name, scales: &[f32], rows: usize, own: &Range<usize>| {
+                let own = match scales.len() {
+                    0 => return Ok(None),
+                    1 => scales,
+                    len if len == rows => &scales[own.clone()],
+                    len => {
+                        let reason = format!("{len} numbers were given for {rows} rows");
+                        return Err(Error::BadScale { name, reason });
+                    }
+                };
+                let buffer = upload(group, index, &rank.stream, own)?;
+                let address = buffer.address();
+                rank.buffers.push(buffer);
+                Ok(Some(if scales.len() == 1 { Scale::Tensor(address) } else { Scale::Rows(address) }))
+            };
+            let a = place("A", a, m, &rank.a_rows)?;
+            let b = place("B", b, n, &rank.b_rows)?;
+            rank.operands.scales = Scales { a, b };
         }
         Ok(self)
     }
 
     /// Enqueues one call of all ranks.
     pub fn enqueue(&self) -> Result<PathChoice> {
-        let biases: Option<Vec<_>> =
-            self.ranks.iter().map(|rank| rank.bias.as_ref().map(Buffer::address)).collect();
-        let parts: Vec<_> = self.ranks.iter().map(|rank| [rank.a, rank.b, rank.c]).collect();
+        let parts: Vec<_> = self.ranks.iter().map(|rank| rank.operands).collect();
         let streams: Vec<_> = self.streams().collect();
         // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
-        unsafe { self.op.enqueue_parts(self.m, &parts, biases.as_deref(), &streams) }
+        unsafe { self.op.enqueue_parts(self.m, &parts, &streams) }
     }
 
     /// The ranks' streams.
@@ -305,25 +345,27 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// Waits for all ranks and puts C `[m, n]` (`[m, n / 2]` with SwiGLU) together; NaN where no call has written yet.
     /// Ranks that hold the same part must hold the same bits.
-    pub fn result(&self) -> Result<Vec<E>> {
+    pub fn result(&self) -> Result<Vec<E::Result>> {
         self.synchronize()?;
         let n = self.op.result_columns();
-        let mut whole = zeroed::<E>(self.m.saturating_mul(n))?;
-        let mut first: Option<Vec<E>> = None;
+        let mut whole = zeroed::<E::Result>(self.m.saturating_mul(n))?;
+        let mut first: Option<Vec<E::Result>> = None;
         for (index, rank) in self.ranks.iter().enumerate() {
             let len = rank.c_part.len();
-            let mut c = zeroed::<E>(len + 2 * GUARD)?;
+            let mut c = zeroed::<E::Result>(len + 2 * GUARD)?;
             rank.c_buffer.download(&rank.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
             let mut guards = [0.0; 2 * GUARD];
-            E::widen(&c[..GUARD], &mut guards[..GUARD]);
-            E::widen(&c[GUARD + len..], &mut guards[GUARD..]);
+            E::Result::widen(&c[..GUARD], &mut guards[..GUARD]);
+            E::Result::widen(&c[GUARD + len..], &mut guards[GUARD..]);
             if !guards.iter().all(|value| value.is_nan()) {
                 return Err(Error::WroteOutside { rank: index });
             }
             let part = &c[GUARD..GUARD + len];
             match &first {
                 Some(first) if rank.c_part == self.ranks[0].c_part => {
-                    if bytemuck::cast_slice::<E, u8>(first) != bytemuck::cast_slice::<E, u8>(part) {
+                    if bytemuck::cast_slice::<E::Result, u8>(first)
+                        != bytemuck::cast_slice::<E::Result, u8>(part)
+                    {
                         return Err(Error::RanksDiffer { rank: index, other: 0 });
                     }
                 }
@@ -377,7 +419,7 @@ fn poisoned<E: Element>(group: &Group, rank: usize, stream: &Stream, len: usize)
     Ok(buffer)
 }
 
-fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E]) -> Result<Buffer> {
+fn upload<T: bytemuck::Pod>(group: &Group, rank: usize, stream: &Stream, values: &[T]) -> Result<Buffer> {
     let buffer = Buffer::allocate(group.device(rank)?, size_of_val(values), Placement::Device)?;
     buffer.upload(stream, 0, bytemuck::cast_slice(values))?;
     Ok(buffer)
