@@ -34,13 +34,16 @@ impl Buffers for GemmAr {
     }
 }
 
+/// A, B, and a bias if there is one.
+pub type Given<'a, E> = (&'a [E], &'a [E], Option<&'a [<E as Element>::Result]>);
+
 /// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, cut up as `op` wants them, and adds `bias` `[n]` if there is
 /// one.
 pub fn any<E: Element, Op: Buffers>(
     group: &Group,
     op: &Op,
     m: usize,
-    (a, b, bias): (&[E], &[E], Option<&[E::Result]>),
+    (a, b, bias): Given<'_, E>,
 ) -> Result<Outcome<E::Result>, Error> {
     scaled(group, op, m, (a, b, bias), [&[], &[]])
 }
@@ -50,7 +53,7 @@ pub fn scaled<E: Element, Op: Buffers>(
     group: &Group,
     op: &Op,
     m: usize,
-    (a, b, bias): (&[E], &[E], Option<&[E::Result]>),
+    (a, b, bias): Given<'_, E>,
     [a_scale, b_scale]: [&[f32]; 2],
 ) -> Result<Outcome<E::Result>, Error> {
     let mut whole = Whole::place(group, op, a, b, m)?.with_scales(a_scale, b_scale)?;

@@ -10,6 +10,7 @@ mod error;
 mod gemm_ar;
 mod gemm_rs;
 mod group;
+mod operation;
 mod plan;
 mod reduction;
 mod scales;
@@ -29,10 +30,11 @@ pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
+pub use operation::{OperandParts, Operation, Part};
 pub use plan::{Path, PathChoice, PathPreference};
 pub use scales::{Scale, Scales};
 pub use trace::{CallTrace, TransferTrace};
-pub use whole::{OperandParts, Operation, Part, Whole};
+pub use whole::Whole;
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
