@@ -8,15 +8,28 @@ use flux_tests::scaled::{self, CASES, check};
 use flux_tests::table::Case;
 use half::bf16;
 
+fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
+    move |world_size| {
+        let mut config = GroupConfig::default();
+        config.backend = BackendChoice::Host;
+        config.peer_memory = placement;
+        Group::local_with(world_size, config).unwrap()
+    }
+}
+
 fn group(world_size: usize) -> Group {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Host;
-    Group::local_with(world_size, config).unwrap()
+    group_in(Placement::Device)(world_size)
 }
 
 #[test]
 fn sums_are_scaled_in_every_way() {
     CASES.into_iter().for_each(|case| check(case, &group));
+}
+
+/// Pulled from there, rows go by another buffer.
+#[test]
+fn scales_go_through_pinned_host_memory_too() {
+    check(Case { m: 301, n: 40, k: 24, world_size: 4 }, &group_in(Placement::PinnedHost));
 }
 
 #[test]
