@@ -45,11 +45,15 @@ pub fn finish<E: Element>(sums: &[f64], n: usize, bias: Option<&[E]>, activation
     }
 }
 
-/// Checks `case` with all element types, normal data and integers, with and without a bias: AllGather+GEMM with every
+/// Checks `case` with both 16-bit element types, normal data and integers, with and without a bias: AllGather+GEMM with every
 /// activation, the others with none, every way. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
+}
+
+/// [`check`] with 8-bit elements, without scales.
+pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<E4m3>(case, group);
 }
 

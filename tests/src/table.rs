@@ -54,11 +54,15 @@ pub(crate) fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Checks `case` with all operations, all element types, normal data and integers, every way, fused with tiles delivered
+/// Checks `case` with all operations, both 16-bit element types, normal data and integers, every way, fused with tiles delivered
 /// directly and relayed, push and pull, and all chunk sizes; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
+}
+
+/// [`check`] with 8-bit elements, without scales.
+pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<E4m3>(case, group);
 }
 

@@ -4,8 +4,9 @@ use flux::{
     AgGemm, AgGemmCall, BackendChoice, Buffer, DType, E4m3, Error, GemmRs, GemmRsCall, Group, GroupConfig,
     Matrix, OpSpec, Placement, Scale, Scales, Whole,
 };
+use flux_tests::epilogues;
 use flux_tests::scaled::{self, CASES, check};
-use flux_tests::table::Case;
+use flux_tests::table::{self, Case};
 use half::bf16;
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -24,6 +25,15 @@ fn group(world_size: usize) -> Group {
 #[test]
 fn sums_are_scaled_in_every_way() {
     CASES.into_iter().for_each(|case| check(case, &group));
+}
+
+#[test]
+fn the_tables_are_right_in_every_way() {
+    table::CASES.into_iter().chain(table::EDGES).for_each(|case| table::check_e4m3(case, &group));
+    epilogues::CASES.into_iter().for_each(|case| epilogues::check_e4m3(case, &group));
+    for world_size in 1..=8 {
+        table::check_e4m3(Case { m: 133, n: 40, k: 24, world_size }, &group);
+    }
 }
 
 /// Pulled from there, rows go by another buffer.
