@@ -3,8 +3,8 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, CudarcScale, CudarcScales, DType, E4m3, Error, GemmAr,
-    GemmRs, Group, GroupConfig, OpSpec, PathPreference, Placement,
+    Activation, AgGemm, Backend, BackendChoice, CudarcScales, DType, Error, GemmAr, GemmRs, Group,
+    GroupConfig, OpSpec, PathPreference, Placement,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
