@@ -14,33 +14,28 @@ struct Corner {
 DEVICE Scales scales_of(const ScaledGemmParams& p) { return p.scales; }
 DEVICE Scales scales_of(const GemmParams&) { return {}; }
 
-// 1 if there are none, or nothing at `index`.
-DEVICE float scale_at(u64 scales, u32 stride, u32 index, u32 end) {
-  const u32 bits = load_global_4_or(scales + 4ull * stride * index, scales == 0 || index >= end, 0x3f800000);
-  return __uint_as_float(bits);
+// `otherwise` if there is one for all, or none at `index`.
+DEVICE float scale_at(u64 scales, u32 stride, u32 index, u32 end, float otherwise) {
+  const u32 bits = __float_as_uint(otherwise);
+  return __uint_as_float(load_global_4_or(scales + 4ull * index, stride == 0 || index >= end, bits));
 }
+DEVICE float first_scale(u64 scales) { return __uint_as_float(load_global_4_or(scales, scales == 0, 0x3f800000)); }
 
 // Whether all sums have the same scale.
 DEVICE bool is_one_scale(const Scales& scales) { return (scales.a_stride | scales.b_stride) == 0; }
 
-// Multiplies `kBlocks` blocks of columns by that scale.
+// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns. Without a branch, of which both sides would
+// need the sums: scales that are not there are not loaded.
 template <int kBlocks>
-DEVICE void scale_alike(float* d, const Scales& scales) {
-  const float both = scale_at(scales.a, 0, 0, 1) * scale_at(scales.b, 0, 0, 1);
-#pragma unroll
-  for (int i = 0; i < 4 * kBlocks; ++i) d[i] *= both;
-}
-
-// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns.
-template <int kBlocks>
-DEVICE void scale_each(float* d, const Scales& scales, const Corner& at) {
-  const float upper = scale_at(scales.a, scales.a_stride, at.row, at.end_row);
-  const float lower = scale_at(scales.a, scales.a_stride, at.row + 8, at.end_row);
+DEVICE void scale(float* d, const Scales& scales, const Corner& at) {
+  const float of_a = first_scale(scales.a), of_b = first_scale(scales.b);
+  const float upper = scale_at(scales.a, scales.a_stride, at.row, at.end_row, of_a);
+  const float lower = scale_at(scales.a, scales.a_stride, at.row + 8, at.end_row, of_a);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const u32 column = at.column + 8 * block;
-    const float left = scale_at(scales.b, scales.b_stride, column, at.end_column);
-    const float right = scale_at(scales.b, scales.b_stride, column + 1, at.end_column);
+    const float left = scale_at(scales.b, scales.b_stride, column, at.end_column, of_b);
+    const float right = scale_at(scales.b, scales.b_stride, column + 1, at.end_column, of_b);
     d[4 * block] *= upper * left, d[4 * block + 1] *= upper * right;
     d[4 * block + 2] *= lower * left, d[4 * block + 3] *= lower * right;
   }

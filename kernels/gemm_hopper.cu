@@ -36,7 +36,7 @@ struct Config {
   static const int kPiecesN = kGroupN / kPieceN;
   static const int kBuffers = BUFFERS;
   static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
-  static_assert(kGroupN % kPieceN == 0 && (kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
+  static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
   static_assert(kBlocksM == 1 || kBlocksM == 2, "a tile of half the rows takes one block of each warpgroup");
 };
 using C = Config;
@@ -52,6 +52,8 @@ struct Layout {
   static const u32 kKept = kFree + 8 * C::kGroups * C::kBuffers;  // u32 per piece buffer: whether the tile ends here
   static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
 };
+
+#include "fold.cuh"
 
 // What a block does next: a tile, or a part of its K.
 struct Unit {
@@ -113,6 +115,9 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
     if (lane == 0 && p.gemm.destination_count == 0) trace(p, index, kTraceGateEnd);
     if (lane == 0) {
       const u32 column = (entry & 0xffff) * C::kTileN;
+      const bool is_own = row - p.gemm.own_row < p.gemm.own_rows;
+      const TensorMap* a = is_own ? &p.own_a : &p.a;
+      const u32 a_row = is_own ? row - p.gemm.own_row : row;
       const bool two_boxes = C::kTileM > C::kBoxRowsA && !half;
       for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
@@ -120,11 +125,21 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
         barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
         barrier_expect(full, C::kBytesB + (two_boxes ? 2 * box_bytes : box_bytes));
         load_box(stage + C::kBytesA, &p.b, x, column, full);
-        load_box(stage, &p.a, x, row, full);
-        if (two_boxes) load_box(stage + C::kBytesA / 2, &p.a, x, row + C::kBoxRowsA, full);
+        load_box(stage, a, x, a_row, full);
+        if (two_boxes) load_box(stage + C::kBytesA / 2, a, x, a_row + C::kBoxRowsA, full);
       }
     }
     __syncwarp();
+    if (is_folded(p.gemm, tile)) {
+      if (lane == 0) trace(p, index, kTraceGateBegin);
+      await_slots(p.gemm, tile, entry, lane);
+      if (lane == 0) {
+        trace(p, index, kTraceGateEnd);
+        fence_global_to_copies();
+        load_slots(p, tile, (entry & 0xffff) * C::kTileN, half ? 1 : C::kBlocksM, shared, ring);
+      }
+      __syncwarp();
+    }
   }
 }
 
@@ -172,50 +187,7 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
   release(previous);
 }
 
-// All parts of a split tile are added in the order of K by whoever brings the last one: nobody waits, and the bits do not
-// depend on who it is. Returns whether this block has the whole sum now.
-template <int kBlocks>
-DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u32 shared, u32 group, u32 thread) {
-  const u32 split_tile = unit.tile - (p.gemm.tiles - p.split_tiles);
-  // Rows that the tile does not have need no sums.
-  const u32 rows = row_tile_of(p, entry_of(p, unit.tile)).rows;
-  const u32 first_row = (C::kSplitsN ? 0 : group * kBlocks * 64) + thread / 32 * 16;
-  // float [split tile][warpgroup][part][block of 64 rows][register][thread]
-  const u32 kBlockSums = C::kSums * 128, kPartSums = C::kBlocksM * kBlockSums;
-  float* partials = (float*)p.partials + (u64)(split_tile * C::kGroups + group) * unit.parts * kPartSums + thread;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (first_row + 64 * i >= rows) continue;
-    float* own = partials + unit.part * kPartSums + i * kBlockSums;
-#pragma unroll
-    for (int j = 0; j < C::kSums; ++j) own[128 * j] = sums[i][j];
-  }
-  named_barrier<1, 128 * C::kGroups>();
-  if (thread == 0 && group == 0) {
-    __threadfence();  // the block's part, seen through the barrier, comes before the count
-    // The count returns to 0 with the last part: ready for the next launch.
-    const u32 before = increment_around(p.arrivals + 4ull * split_tile, unit.parts - 1);
-    store_shared_4(shared + Layout::kLast, before == unit.parts - 1);
-    __threadfence();
-  }
-  named_barrier<1, 128 * C::kGroups>();
-  const bool is_last = load_shared_4(shared + Layout::kLast) != 0;
-  named_barrier<1, 128 * C::kGroups>();  // the word may be written again
-  if (!is_last) return false;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (first_row + 64 * i >= rows) continue;
-#pragma unroll
-    for (int j = 0; j < C::kSums; ++j) sums[i][j] = 0;
-#pragma unroll 1
-    for (u32 part = 0; part < unit.parts; ++part) {
-      const float* from = partials + part * kPartSums + i * kBlockSums;
-#pragma unroll
-      for (int j = 0; j < C::kSums; ++j) sums[i][j] += load_written_by_blocks(from + 128 * j);
-    }
-  }
-  return true;
-}
+#include "parts.cuh"
 
 // The first column of the tile that a warpgroup multiplies.
 DEVICE u32 first_column_of(u32 entry, u32 group) {
@@ -223,10 +195,11 @@ DEVICE u32 first_column_of(u32 entry, u32 group) {
 }
 
 // Scales, adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
-// neither bias nor activation.
+// neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
 template <int kBlocks>
-DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u32 shared, Ring<C::kBuffers>& ring,
-                      u32 group, u32 warp, u32 lane) {
+DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bool folded, u32 shared,
+                      Ring<C::kStages>& stages, Ring<C::kBuffers>& ring, u32 group, u32 warp, u32 lane) {
+  SlotStages slots{stages, shared, lane};
 #pragma unroll
   for (int piece = 0; piece < kBlocks * C::kPiecesN; ++piece) {
     const u32 buffer = group * C::kBuffers + ring.place;
@@ -234,13 +207,13 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u3
     if (kept) {
       const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, column = piece % C::kPiecesN * C::kPieceN;
       float* d = &sums[piece / C::kPiecesN][column / 2];
-      if (ELEMENT::kScaled && is_one_scale(p.scales)) {
-        scale_alike<C::kPieceN / 8>(d, p.scales);
-      } else if (ELEMENT::kScaled) {
-        const u32 entry = entry_of(p, tile), first_column = first_column_of(entry, group) + column + 2 * (lane % 4);
-        const RowTile& rows = row_tile_of(p, entry);
+      if (ELEMENT::kScaled) {
+        const bool alike = is_one_scale(p.scales);  // then nothing need be looked up, nor is it
+        const u32 entry = load_global_4_or(p.gemm.order + 4ull * tile, p.is_row != 0 || alike, tile);
+        const u32 tile_row = load_global_4_or((u64)&row_tile_of(p, entry).row, alike, 0);
         const u32 row = (C::kSplitsN ? 0 : group * kBlocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
-        scale_each<C::kPieceN / 8>(d, p.scales, {rows.row + row, rows.row + rows.rows, first_column, p.gemm.n});
+        const u32 first_column = first_column_of(entry, group) + column + 2 * (lane % 4);
+        scale<C::kPieceN / 8>(d, p.scales, {tile_row + row, p.gemm.m, first_column, p.gemm.n});
       }
       if (p.gemm.bias != 0) {
         const u32 first_column = first_column_of(entry_of(p, tile), group);
@@ -249,6 +222,10 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u3
       activate<C::kPieceN / 8>(d, p.gemm.activation);
       if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
       else lay_out<Result, C::kPieceN>(d, to, warp, lane);
+      if (folded) {
+        const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
+        add_slots(p, slots, part, to, first_column_of(entry_of(p, tile), group) + column, warp);
+      }
     }
     if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
     fence_shared_to_copies();
@@ -257,10 +234,11 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, u3
     ring.next();
     if (!kept) break;  // one piece says that there are none
   }
+  while (folded && slots.first < parts_of(kBlocks)) slots.leave(p.slot_parts);
 }
 
 template <int kBlocks>
-DEVICE void compute(const HopperParams& p, const Unit& unit, u32 shared, Ring<C::kStages>& stages,
+DEVICE void compute(const HopperParams& p, const Unit& unit, bool folded, u32 shared, Ring<C::kStages>& stages,
                     Ring<C::kBuffers>& pieces, u32 group, u32 thread) {
   Sums sums;
   const u32 index = unit.tile + unit.part * p.split_tiles;
@@ -271,7 +249,7 @@ DEVICE void compute(const HopperParams& p, const Unit& unit, u32 shared, Ring<C:
   multiply<kBlocks>(sums, unit, shared, stages, group, thread % 32);
   if (thread == 0) trace(p, index, kTraceMultiplied + group);
   const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
-  hand_over<kBlocks>(p, unit.tile, sums, kept, shared, pieces, group, thread / 32, thread % 32);
+  hand_over<kBlocks>(p, unit.tile, sums, kept, folded, shared, stages, pieces, group, thread / 32, thread % 32);
   if (thread == 0) trace(p, index, kTraceHandedOver + group);
 }
 
@@ -282,21 +260,22 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   if (index >= units(p)) return;
   Unit unit = unit_at(p, index);
   auto look_up_half = [&](const Unit& of) { return C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, of.tile)).rows); };
-  bool half = look_up_half(unit);
+  auto look_up_folded = [&](const Unit& of) { return is_folded(p.gemm, row_tile_of(p, entry_of(p, of.tile))); };
+  bool half = look_up_half(unit), folded = look_up_folded(unit);
   while (true) {
     // What comes next is looked up while this is multiplied.
     index += gridDim.x;
     const bool more = index < units(p);
     const Unit next = unit_at(p, more ? index : 0);
-    const bool next_half = look_up_half(next);
-    if (C::kBlocksM == 2 && half) compute<1>(p, unit, shared, stages, pieces, group, thread);
-    else compute<C::kBlocksM>(p, unit, shared, stages, pieces, group, thread);
+    const bool next_half = look_up_half(next), next_folded = look_up_folded(next);
+    if (C::kBlocksM == 2 && half) compute<1>(p, unit, folded, shared, stages, pieces, group, thread);
+    else compute<C::kBlocksM>(p, unit, folded, shared, stages, pieces, group, thread);
     if (!more) break;
-    unit = next, half = next_half;
+    unit = next, half = next_half, folded = next_folded;
   }
 }
 
-// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations.
+// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
 template <bool kScatters>
 DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
   const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
@@ -310,9 +289,10 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
     const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
     const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
     const u32 first_column = first_column_of(entry, group);
-    if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
-    if (kScatters) dead = dead || !open_gate(p.gemm, tile, entry, lane);
-    if (kScatters && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
+    const bool to_slots = kScatters && !is_folded(p.gemm, tile);
+    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
+    if (to_slots) dead = dead || !open_gate(p.gemm, tile, entry, lane);
+    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
     const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
     Ring<C::kBuffers> leaving = ring;  // the piece whose buffer is to be freed next
     bool kept = true;
@@ -324,18 +304,20 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
       const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
       const u32 row = first_row + issued / C::kPiecesN * 64;
       const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
-      if (kept && !dead && row < tile.rows && column < p.gemm.n) {
-        if (!kScatters && (p.by_rows || row + 64 > tile.rows)) {
+      if (kept && !(to_slots && dead) && row < tile.rows && column < p.gemm.n) {
+        const u32 to_row = (kScatters ? tile.destination_row : tile.row) + row;
+        if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
           const u32 rows = min(64u, tile.rows - row);
-          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, from, tile.row + row, rows, column / 2, lane);
-          else store_rows<C::kPieceN>(p.gemm, from, tile.row + row, rows, column, lane);
+          const u64 pitch = kScatters ? p.gemm.fold.ld_out : p.gemm.ldc;
+          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, lane);
+          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, lane);
           __syncwarp();
         } else if (lane == 0) {
-          if (kScatters) {  // rows behind the tile's end are the slot's own, or clipped
+          if (to_slots) {  // rows behind the tile's end are the slot's own, or clipped
             const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
-            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, tile.destination_row + row);
+            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, to_row);
           } else {
-            store_box(&p.c, from, in_pairs ? column / 2 : column, tile.row + row);
+            store_box(&p.c, from, in_pairs ? column / 2 : column, to_row);
           }
         }
       }
@@ -352,14 +334,14 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
       store_box_wait_read<0>();
       for (u32 i = min(issued, (u32)kLag); i > 0; --i, leaving.next()) barrier_arrive(first_free + 8 * leaving.place);
     }
-    if (kScatters) {
+    if (to_slots) {
       // The tile is there when both storers' pieces are.
       if (lane == 0) store_box_wait(), fence_system();
       if (lane == 0) trace(p, index, kTraceStored + group);
       dead = named_barrier_or<2, 32 * C::kGroups>(dead);
       if (kept && !dead && lane == 0 && group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
     }
-    if (!kScatters && lane == 0) trace(p, index, kTraceStored + group);
+    if (!to_slots && lane == 0) trace(p, index, kTraceStored + group);
     __syncwarp();
   }
   if (lane == 0) store_box_wait();

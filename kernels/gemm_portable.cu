@@ -143,7 +143,10 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     }
     if (threadIdx.x == 0 && POLICY != rs) trace(p, index, kTraceGateEnd);
 
-    const Bits* a = (const Bits*)p.a + tile.row * p.lda;
+    const bool is_own = POLICY == ag && tile.row - p.own_row < p.own_rows;
+    // Where row 0 would be. (Registers are short: to choose between rows as well would spill them.)
+    const u64 first = is_own ? p.own_a - p.own_row * p.lda * sizeof(Bits) : p.a;
+    const Bits* a = (const Bits*)first + tile.row * p.lda;
     const Bits* b = (const Bits*)p.b + first_column * p.ldb;
     auto load_stage = [&](int block) {
       const u32 stage = stages + (block % C::kStages) * C::kStageBytes;
@@ -204,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
           for (int s = 0; s < 4; ++s) sums[i][j][s] *= (float)ELEMENT::kUnit;
         }
         const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
-        scale_each<C::kFragmentsN>(sums[i][0], scales_of(params), {tile.row + row, tile.row + rows, column, p.n});
+        scale<C::kFragmentsN>(sums[i][0], scales_of(params), {tile.row + row, tile.row + rows, column, p.n});
       }
       if (POLICY != rs) {  // who sums the slots adds the bias, once
         const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);

@@ -61,8 +61,23 @@ enum class Activation : u32 {
   swiglu,  // columns 2j and 2j + 1 become column j = silu(2j) * (2j + 1): C has n / 2 columns
 };
 
+// The sum of a ReduceScatter, in the epilogue of the tiles that this rank itself sums (SumParams: after the GEMM): out of
+// the other sources' slots when their signals are up, and its own sums, rounded as if they came from a slot, in the order of
+// the sources; then the bias.
+struct FoldParams {
+  u64 slots;            // result* [sources][slot_rows][ldc]; the own one is not read
+  u64 bias;             // result* [n]; 0 for none
+  u64 ld_out;           // row pitch of C [rows, n]: a tile's row there is its destination_row
+  u32 sources;          // 0: nothing is folded
+  u32 own;              // the destination whose tiles are summed here, and their place among the sources
+  u32 slot_rows;
+  u32 rows;
+  u32 source_stride;    // the signal of (source, tile) is number source * source_stride + tile.signal of `gates`
+  u32 epoch;            //   and must have reached this
+};
+
 struct GemmParams {
-  u64 a, b, c;          // element*: A [rows, k], B [n, k]; result*: C [rows, n]; C is unused by ReduceScatter
+  u64 a, b, c;          // element*: A [rows, k], B [n, k]; result*: C [rows, n], in ReduceScatter of what is folded
   u64 lda, ldb, ldc;    // row pitches in elements; ldc is the slots' pitch in ReduceScatter
   u64 order;            // u32*: row tile << 16 | column tile, `tiles` of them
   u64 row_tiles;        // RowTile*
@@ -70,12 +85,15 @@ struct GemmParams {
   u64 destinations;     // Destination*
   u64 counters;         // u32*: all 0 between launches
   u64 bias;             // result* [n], added to every row; 0 for none, as in ReduceScatter
+  u64 own_a;            // element* [own_rows, k]: AllGather: rows own_row .. own_row + own_rows of A are here, with pitch lda
+  u32 own_row, own_rows;
   u32 m, n, k;
   u32 tiles;
   u32 gate_epoch;       // what a gate waits for: (signal - gate_epoch) as i32 >= 0
   u32 epoch;            // ReduceScatter: what a signal is raised to
   u32 destination_count;  // ReduceScatter: a tile goes to so many destinations, one behind the other in `destinations`
   Activation activation;  // none in ReduceScatter
+  FoldParams fold;      // ReduceScatter
   WaitBound wait;
 };
 
@@ -91,10 +109,12 @@ struct ScaledGemmParams : GemmParams {
   Scales scales;
 };
 
-// What the Hopper GEMM takes: tensor maps of A, B and C, the tiles, and how tiles are split along K.
+// What the Hopper GEMM takes: tensor maps of A, B, C and the slots, the tiles, and how tiles are split along K.
 struct HopperParams {
   TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, TILE_N rows of B
-  TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; unused by ReduceScatter
+  TensorMap own_a;      // as a; of the rows that are elsewhere
+  TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; ReduceScatter: if tiles are folded
+  TensorMap slots;      // boxes of PIECE_N columns, 32 rows, of all sources' slots, one below the other: if tiles are folded
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
   u64 partials;         // float*: the parts of split tiles
@@ -106,6 +126,7 @@ struct HopperParams {
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
   Scales scales;        // of elements that have any
+  u32 slot_parts;       // half pieces whose slots fit into a stage, if tiles are folded
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].
@@ -122,6 +143,33 @@ struct SumParams {
   u32 rows, n;
   u32 world_size;
   u32 epoch;
+  WaitBound wait;
+};
+
+// What a rank knows of one peer that it pushes its shard to.
+struct PushPeer {
+  u64 gathered;         // the peer's gathered rows
+  u64 signals;          // u32*: the peer's signals of this rank's chunks; 0 if they are not to be raised
+  u64 arrived;          // u32*: the peer's signal of this rank's whole shard; 0 likewise
+  u64 ack;              // u32*: this rank's own word, in which the peer acknowledges what it was sent
+  u32 peer;             // its number, for the fault record
+  u32 ack_signal;       // the acknowledgement's
+};
+
+// A rank's shard on its way to all its peers.
+struct PushParams {
+  u64 shard;            // all addresses and sizes are multiples of 16 bytes
+  u64 offset;           // from the begin of the gathered rows, of the shard's place among them
+  u64 bytes;
+  u64 chunk_bytes;      // the last chunk may be shorter
+  u64 peers;            // PushPeer*, in the order in which they are served
+  u64 counters;         // u32* [peer_count][chunks]: all 0 between launches
+  u32 peer_count;
+  u32 chunks;
+  u32 epoch;            // what signals are raised to
+  u32 ack_epoch;        // what acknowledgements must have reached
+  u32 awaits_acks;      // nobody has waited for the acknowledgements: the kernel does
+  u32 by_shard;         // not each chunk's signal is raised, but the whole shard's
   WaitBound wait;
 };
 

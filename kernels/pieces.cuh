@@ -1,13 +1,13 @@
-// The pieces in which a finished tile leaves: 64 rows of 64, 32 or 16 columns, through shared memory.
+// The pieces in which a finished tile leaves: 64 rows of 64, 32, 16 or 8 columns, through shared memory.
 #pragma once
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
 
-// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128, 64 or 32 bytes.
+// Where a 16-byte chunk of a piece's row lies: as the copy engine swizzles rows of 128, 64 or 32 bytes, but not of 16.
 template <int kColumns>
 DEVICE u32 piece_place(u32 row, u32 chunk) {
-  const u32 turn = kColumns == 64 ? row & 7 : kColumns == 32 ? (row >> 1) & 3 : (row >> 2) & 1;
+  const u32 turn = kColumns == 64 ? row & 7 : kColumns == 32 ? (row >> 1) & 3 : kColumns == 16 ? (row >> 2) & 1 : 0;
   return row * kColumns * 2 + ((chunk ^ turn) << 4);
 }
 
@@ -39,15 +39,15 @@ DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {
 
 // Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, odd addresses.
 template <int kColumns>
-DEVICE void store_rows(const GemmParams& p, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
+DEVICE void store_rows(const GemmParams& p, u64 pitch, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
   const u32 columns = min((u32)kColumns, columns_of_c(p, p.n) - column);
   const u32 kChunks = kColumns / 8, chunk = lane % kChunks;
-  const bool aligned = ((p.c | 2 * p.ldc) & 15) == 0 && 8 * chunk + 8 <= columns;
+  const bool aligned = ((p.c | 2 * pitch) & 15) == 0 && 8 * chunk + 8 <= columns;
 #pragma unroll 1
   for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
     u32 v[4];
     load_shared_16(v, from + piece_place<kColumns>(r, chunk));
-    u16* to = (u16*)p.c + (row + r) * p.ldc + column + 8 * chunk;
+    u16* to = (u16*)p.c + (row + r) * pitch + column + 8 * chunk;
     if (aligned) {
       store_global_16(to, v);
     } else {

@@ -3,8 +3,8 @@
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, ENTRY, TILE_M, TILE_N.
 
-#include "element.cuh"
 #include "signals.cuh"
+#include "sum.cuh"
 
 static const int kThreads = 256;
 static const int kChunks = TILE_N / 8;  // of 16 bytes, in a row of a tile
@@ -53,13 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) ENTRY(const __grid_consta
     const u32 column = column_tile * TILE_N + 8 * (threadIdx.x % kChunks);
     if (column >= p.n) continue;
     const u32 columns = min(8u, p.n - column);
-    float bias[8] = {};
-    if (p.bias != 0) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        bias[j] = ELEMENT::widen(load_global_2_or_0((const u16*)p.bias + column + j, j < columns));
-      }
-    }
+    float bias[8];
+    load_bias<ELEMENT>(bias, p.bias, column, p.n);
     const u32 last_row = min((row_tile + 1) * TILE_M, p.rows);
     for (u32 row = row_tile * TILE_M + threadIdx.x / kChunks; row < last_row; row += kThreads / kChunks) {
       const u16* slot = (const u16*)p.slots + row * p.ld_slot + column;
@@ -68,17 +63,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) ENTRY(const __grid_consta
       for (u32 source = 0; source < p.world_size; ++source) {
         u32 v[4];
         load_chunk(v, slot + source * p.source_pitch, slots_aligned, columns);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          sums[2 * j] += ELEMENT::widen((u16)v[j]);
-          sums[2 * j + 1] += ELEMENT::widen((u16)(v[j] >> 16));
-        }
+        add_chunk<ELEMENT>(sums, v);
       }
       u32 v[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        v[j] = ELEMENT::round_pair(sums[2 * j] + bias[2 * j], sums[2 * j + 1] + bias[2 * j + 1]);
-      }
+      finish_chunk<ELEMENT>(v, sums, bias);
       store_chunk((u16*)p.out + row * p.ld_out + column, v, out_aligned, columns);
     }
   }

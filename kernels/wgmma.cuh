@@ -8,6 +8,10 @@
 template <class Element, int kColumns>
 struct Wgmma;
 
+#define PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_8 \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+
 #define PLACES_16 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS_16 \
@@ -70,6 +74,7 @@ struct Wgmma;
   DEFINE_WGMMA(F16, "k16.f32.f16.f16", ", 0, 0", columns, sums, a_place, b_place, keep_place)                      \
   DEFINE_WGMMA(E4m3, "k32.f32.e4m3.e4m3", "", columns, sums, a_place, b_place, keep_place)
 
+DEFINE_WGMMAS(16, 8, 8, 9, 10)
 DEFINE_WGMMAS(32, 16, 16, 17, 18)
 DEFINE_WGMMAS(64, 32, 32, 33, 34)
 DEFINE_WGMMAS(128, 64, 64, 65, 66)

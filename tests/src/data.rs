@@ -1,6 +1,7 @@
 //! Matrices to multiply, and what they multiply to.
 
 use flux::Element;
+use rayon::prelude::*;
 
 /// How a matrix is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +39,17 @@ pub fn product<E: Element>(a: &[E], b: &[E], m: usize, n: usize, k: usize) -> Ve
         wide.into_iter().map(f64::from).collect::<Vec<_>>()
     };
     let (a, b) = (widen(a), widen(b));
-    let mut c = Vec::with_capacity(m * n);
-    for row in 0..m {
-        for column in 0..n {
-            let (a, b) = (&a[row * k..][..k], &b[column * k..][..k]);
-            c.push(a.iter().zip(b).map(|(a, b)| a * b).sum());
+    // By columns of B, so that the compiler can add up many of a row's elements at once.
+    let b_columns: Vec<f64> = (0..k)
+        .flat_map(|depth| (0..n).map(move |row| (row, depth)))
+        .map(|(row, depth)| b[row * k + depth])
+        .collect();
+    let mut c = vec![0.0; m * n];
+    c.par_chunks_mut(n.max(1)).enumerate().for_each(|(row, sums)| {
+        for (a, b) in a[row * k..][..k].iter().zip(b_columns.chunks_exact(n.max(1))) {
+            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
         }
-    }
+    });
     c
 }
 

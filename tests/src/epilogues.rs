@@ -5,7 +5,7 @@ use crate::run::{self, Buffers};
 use crate::table::{Case, WAYS, bound};
 use flux::{
     Activation, AgGemm, Backend, DType, Delivery, E4m3, Element, Error, GemmAr, GemmRs, Group, OpSpec, Path,
-    PathPreference,
+    PathPreference, Summation,
 };
 use half::{bf16, f16};
 
@@ -60,7 +60,8 @@ pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
 fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = group(world_size);
-    let local = (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Path::Local));
+    let local =
+        (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Summation::Auto, Path::Local));
     for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
         let [a, b] = [(m * k, 0), (n * k, 10)].map(|(len, of)| matrix::<E>(len, fill, seed + of));
         let bias = matrix::<E::Result>(n, fill, seed + 20);
@@ -70,9 +71,9 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
             for activation in ACTIVATIONS {
                 let expected = finish(&sums, n, data.bias, activation);
                 let mut first = None;
-                for (path, delivery, taken) in WAYS.into_iter().chain(local) {
+                for (path, delivery, summation, taken) in WAYS.into_iter().chain(local) {
                     let mut spec = OpSpec::new(n, k, m, E::DTYPE);
-                    (spec.path, spec.delivery) = (path, delivery);
+                    (spec.path, spec.delivery, spec.summation) = (path, delivery, summation);
                     (spec.activation, spec.chunk_rows) = (activation, Some(37));
                     if activation == Activation::SwiGlu && n % 2 == 1 {
                         let refused = AgGemm::new(&group, spec).map(drop);
@@ -151,10 +152,11 @@ pub fn check_that_a_bias_is_added_once(world_size: usize, group: &dyn Fn(usize) 
     let (a, b, bias) = (vec![bf16::ZERO; m * k], vec![bf16::ZERO; n * k], vec![bf16::ONE; n]);
     let data = Data { m, a: &a, b: &b, bias: Some(&bias), fill: Fill::Integers };
     let ones = vec![1.0; m * n];
-    let local = (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Path::Local));
-    for (path, delivery, taken) in WAYS.into_iter().chain(local) {
+    let local =
+        (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Summation::Auto, Path::Local));
+    for (path, delivery, summation, taken) in WAYS.into_iter().chain(local) {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.delivery) = (path, delivery);
+        (spec.path, spec.delivery, spec.summation) = (path, delivery, summation);
         data.check(&group, &AgGemm::new(&group, spec.clone()).unwrap(), taken, &ones);
         check_sums(&group, &spec, &data, taken, &ones);
     }

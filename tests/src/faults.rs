@@ -4,7 +4,7 @@ use crate::data::{Fill, matrix};
 use crate::run;
 use flux::{
     AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    PathPreference, SignalLoss,
+    PathPreference, SignalLoss, Summation,
 };
 use half::bf16;
 use std::time::{Duration, Instant};
@@ -20,22 +20,24 @@ fn group(backend: BackendChoice, signal_loss: Option<SignalLoss>) -> Group {
     Group::local_with(4, config).unwrap()
 }
 
-/// Loses the signals from rank 3 to rank 1, in all operations, in every way, pushed and pulled, delivered directly and relayed.
+/// Loses the signals from rank 3 to rank 1, in all operations, in every way, pushed and pulled, delivered directly and relayed, summed in the GEMM and after it.
 /// In a GEMM+AllReduce in two
 /// steps, other ranks wait for rank 1 meanwhile: the fault is rank 1's nevertheless.
 pub fn check_lost_signals(backend: BackendChoice) {
-    let (m, n, k) = (300, 130, 40);
+    let (m, n, k) = (300, 130, 64); // Hopper's kernel takes these, and so can fold
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
     let ways = [
-        (PathPreference::Fused, Delivery::Direct),
-        (PathPreference::Fused, Delivery::Relayed),
-        (PathPreference::Unfused, Delivery::Auto),
-        (PathPreference::Chunked, Delivery::Auto),
+        (PathPreference::Fused, Delivery::Direct, Summation::Folded),
+        (PathPreference::Fused, Delivery::Direct, Summation::Separate),
+        (PathPreference::Fused, Delivery::Relayed, Summation::Folded),
+        (PathPreference::Unfused, Delivery::Auto, Summation::Auto),
+        (PathPreference::Chunked, Delivery::Auto, Summation::Auto),
     ];
-    for (path, delivery) in ways {
+    for (path, delivery, summation) in ways {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.direction, spec.delivery) = (path, direction, delivery);
+            spec.summation = summation;
             let run_op = |group: &Group, op_name: &str, one_shot_rows: usize| {
                 let mut spec = spec.clone();
                 spec.one_shot_rows = Some(one_shot_rows);
@@ -51,8 +53,9 @@ pub fn check_lost_signals(backend: BackendChoice) {
                 let begin = Instant::now();
                 let result = run_op(&broken, op_name, one_shot_rows);
                 let took = begin.elapsed();
-                let what =
-                    format!("{op_name} {path:?} {delivery} {direction}, one-shot up to {one_shot_rows} rows");
+                let what = format!(
+                    "{op_name} {path:?} {delivery} {summation} {direction}, one-shot up to {one_shot_rows} rows"
+                );
                 let Err(Error::WaitExpired { op, rank, peer, tile, seen, wanted, .. }) = result.map(|_| ())
                 else {
                     panic!("{what}: no expired wait was reported");

@@ -6,7 +6,7 @@ use crate::run::{self, Buffers};
 use crate::table::{Case, WAYS, bound};
 use flux::{
     Activation, AgGemm, Buffer, DType, Delivery, Direction, E4m3, GemmAr, GemmRs, Group, Matrix, OpSpec,
-    OperandParts, Operation, Path, PathPreference, Placement, Scale, Scales,
+    OperandParts, Operation, Path, PathPreference, Placement, Push, Scale, Scales, Summation,
 };
 use half::bf16;
 
@@ -32,7 +32,8 @@ fn powers(rows: usize, seed: usize) -> Vec<f32> {
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = &group(world_size);
-    let local = (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Path::Local));
+    let local =
+        (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Summation::Auto, Path::Local));
     let [a_rows, b_rows] = [powers(m, 1), powers(n, 3)];
     for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
         let [a, b] = [(m * k, 0), (n * k, 10)].map(|(len, of)| matrix::<E4m3>(len, fill, seed + of));
@@ -48,11 +49,12 @@ pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
             let scaled: Vec<_> = sums.iter().enumerate().map(|(index, sum)| sum * place(index)).collect();
             let data = Data { m, a: &a, b: &b, bias: &bias, scales, fill };
             let plain = finish(&scaled, n, Some(&bias), Activation::None);
-            for (path, delivery, taken) in WAYS.into_iter().chain(local) {
+            for (path, delivery, summation, taken) in WAYS.into_iter().chain(local) {
                 let directions = [Direction::Push, Direction::Pull];
                 for direction in directions.into_iter().take(if m < 500 { 2 } else { 1 }) {
                     let mut spec = OpSpec::new(n, k, m, DType::E4m3);
                     (spec.path, spec.delivery, spec.direction) = (path, delivery, direction);
+                    spec.summation = summation;
                     spec.chunk_rows = Some(37);
                     data.check(group, &AgGemm::new(group, spec.clone()).unwrap(), taken, &plain);
                     let scattered =
@@ -109,14 +111,45 @@ fn exact(values: &[f64]) -> bool {
     values.iter().all(|&value| f64::from(bf16::from_f64(value)) == value)
 }
 
+/// Checks that scales of rows arrive with their rows however shards are pushed, call after call, also of fewer rows: rows that the
+/// push kernel can take, and ones that it cannot.
+pub fn check_pushes(world_size: usize, group: &dyn Fn(usize) -> Group) {
+    let group = &group(world_size);
+    for (n, k, max_m, chunk_rows) in
+        [(24, 16, 41, Some(1)), (16, 80, 333, Some(10)), (40, 20, 70, Some(3)), (64, 528, 700, None)]
+    {
+        let [a, b] =
+            [(max_m * k, 1), (n * k, 2)].map(|(len, seed)| matrix::<E4m3>(len, Fill::Integers, seed));
+        let sums = product(&a, &b, max_m, n, k);
+        for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+            for push in [Push::Copies, Push::Kernel] {
+                let mut spec = OpSpec::new(n, k, max_m, DType::E4m3);
+                (spec.path, spec.push, spec.chunk_rows) = (path, push, chunk_rows);
+                let op = AgGemm::new(group, spec).unwrap();
+                for (call, m) in [max_m, max_m / 3, 1, 0, max_m - 1, max_m].into_iter().enumerate() {
+                    let scales = powers(m, call);
+                    let outcome = run::scaled(group, &op, m, (&a[..m * k], &b, None), [&scales, &[]]);
+                    let c = outcome.unwrap().c;
+                    let expected = sums.iter().enumerate().take(m * n);
+                    let expected = expected.map(|(index, sum)| sum * f64::from(scales[index / n]));
+                    assert!(
+                        c.iter().copied().eq(expected.map(bf16::from_f64)),
+                        "{world_size} ranks, m {m} of {max_m}, n {n}, k {k}, {path:?}, {push}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Checks that every rank's partial sum is scaled by the rank's own scales, which differ from rank to rank.
 pub fn check_that_ranks_have_their_own(world_size: usize, group: &dyn Fn(usize) -> Group) {
     let group = &group(world_size);
     let (m, n, k) = (70, 40, 16 * world_size);
     let [a, b] = [(m * k, 1), (n * k, 2)].map(|(len, seed)| matrix::<E4m3>(len, Fill::Integers, seed));
-    for (path, delivery, _) in WAYS {
+    for (path, delivery, summation, _) in WAYS {
         let mut spec = OpSpec::new(n, k, m, DType::E4m3);
-        (spec.path, spec.delivery) = (path, delivery);
+        (spec.path, spec.delivery, spec.summation) = (path, delivery, summation);
         let op = GemmRs::new(group, spec).unwrap();
         let (mut parts, mut buffers, mut streams) = (Vec::new(), Vec::new(), Vec::new());
         let mut expected = vec![0.0; m * n];

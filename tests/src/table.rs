@@ -4,6 +4,7 @@ use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
 use flux::{
     AgGemm, DType, Delivery, Direction, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference,
+    Summation,
 };
 use half::{bf16, f16};
 
@@ -38,14 +39,19 @@ pub const CASES: [Case; 7] = [
 /// Nothing to do, and less than one element for each rank.
 pub const EDGES: [Case; 4] = [case(0, 16, 16, 3), case(5, 2, 16, 4), case(9, 16, 2, 4), case(3, 1, 1, 1)];
 
-pub(crate) const WAYS: [(PathPreference, Delivery, Path); 4] = [
-    (PathPreference::Fused, Delivery::Direct, Path::Fused),
-    (PathPreference::Fused, Delivery::Relayed, Path::Fused),
-    (PathPreference::Unfused, Delivery::Auto, Path::Unfused),
-    (PathPreference::Chunked, Delivery::Auto, Path::Chunked),
+/// Sums are folded in one of two ways of delivery: whoever sums cannot tell these apart (`sums.rs` tries all four).
+pub(crate) const WAYS: [(PathPreference, Delivery, Summation, Path); 4] = [
+    (PathPreference::Fused, Delivery::Direct, Summation::Separate, Path::Fused),
+    (PathPreference::Fused, Delivery::Relayed, Summation::Folded, Path::Fused),
+    (PathPreference::Unfused, Delivery::Auto, Summation::Auto, Path::Unfused),
+    (PathPreference::Chunked, Delivery::Auto, Summation::Auto, Path::Chunked),
 ];
 
-const CHUNK_ROWS: [Option<usize>; 3] = [Some(1), Some(37), None];
+/// Single rows, but for many rows: those would mostly measure how long the driver takes.
+const fn chunk_rows(m: usize) -> [Option<usize>; 3] {
+    let fewest = if m <= 300 { 1 } else { m / 50 };
+    [Some(fewest), Some(37), None]
+}
 
 pub(crate) fn bound(dtype: DType) -> f64 {
     match dtype {
@@ -74,12 +80,12 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
         let reference = product(&a, &b, m, n, k);
         (fill, a, b, reference)
     });
-    for (path, delivery, expected_path) in WAYS {
+    for (path, delivery, summation, expected_path) in WAYS {
         for direction in [Direction::Push, Direction::Pull] {
-            for chunk_rows in CHUNK_ROWS {
+            for chunk_rows in chunk_rows(m) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                 (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
-                spec.delivery = delivery;
+                (spec.delivery, spec.summation) = (delivery, summation);
                 let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                 let scattered = GemmRs::new(&group, spec.clone()).unwrap();
                 let [one_shot, in_two_steps] = [m, 0].map(|rows| {
@@ -114,6 +120,10 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                             _ => Some(delivery),
                         };
                         assert_eq!(outcome.choice.delivery, expected_delivery, "{what}");
+                        let summed = outcome.choice.summation;
+                        assert_eq!(summed.is_some(), expected_delivery.is_some(), "{what}");
+                        let unasked = summation == Summation::Separate && summed == Some(Summation::Folded);
+                        assert!(!unasked, "{what}");
                         let error = relative_error(&outcome.c, reference);
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
                         if op != "ag-gemm" {
@@ -143,9 +153,9 @@ pub fn check_bits(case: Case, runs: usize, group: &dyn Fn(usize) -> Group) {
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 5), matrix::<bf16>(n * k, Fill::Normal, 6));
     let bits = |c: Vec<bf16>| c.into_iter().map(bf16::to_bits).collect::<Vec<_>>();
     let mut first = (None, None);
-    for (path, delivery, _) in WAYS {
+    for (path, delivery, summation, _) in WAYS {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.delivery) = (path, delivery);
+        (spec.path, spec.delivery, spec.summation) = (path, delivery, summation);
         let gathered = AgGemm::new(&group, spec.clone()).unwrap();
         let scattered = GemmRs::new(&group, spec.clone()).unwrap();
         let reduced = [m, m / 2, 0].map(|rows| {

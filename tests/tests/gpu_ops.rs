@@ -3,12 +3,12 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, CudarcScales, DType, Error, GemmAr, GemmRs, Group,
-    GroupConfig, OpSpec, PathPreference, Placement,
+    Activation, AgGemm, Backend, BackendChoice, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs,
+    Group, GroupConfig, OpSpec, Operation, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
-use flux_tests::{epilogues, pitched};
+use flux_tests::{epilogues, pitched, sums};
 use half::{bf16, f16};
 
 fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
@@ -47,6 +47,91 @@ fn a_large_layer_is_right() {
 #[test]
 fn bits_do_not_depend_on_the_way_or_the_time() {
     check_bits(Case { m: 1301, n: 520, k: 400, world_size: 4 }, 20, &group_in(Placement::Device));
+}
+
+/// The ranks' streams begin their calls apart, by copies of random length; two sets of data take turns, so that what is left
+/// of the call before would be noticed.
+#[test]
+fn a_thousand_runs_with_random_delays_give_the_same_bits() {
+    const RUNS: usize = 1000;
+    let (m, n, k, world_size) = (1040, 520, 200, 4);
+    let group = group_in(Placement::Device)(world_size);
+    let data = [1, 2].map(|seed| {
+        (matrix::<bf16>(m * k, Fill::Normal, seed), matrix::<bf16>(n * k, Fill::Normal, seed + 10))
+    });
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    (spec.path, spec.chunk_rows) = (PathPreference::Fused, Some(37));
+    let gather = AgGemm::new(&group, spec.clone()).unwrap();
+    check_with_delays(&group, &gather, m, &data, RUNS);
+    for delivery in [Delivery::Direct, Delivery::Relayed] {
+        spec.delivery = delivery;
+        check_with_delays(&group, &GemmRs::new(&group, spec.clone()).unwrap(), m, &data, RUNS);
+    }
+    spec.one_shot_rows = Some(m);
+    check_with_delays(&group, &GemmAr::new(&group, spec).unwrap(), m, &data, RUNS);
+}
+
+fn check_with_delays<Op: Operation>(
+    group: &Group,
+    op: &Op,
+    m: usize,
+    data: &[(Vec<bf16>, Vec<bf16>); 2],
+    runs: usize,
+) {
+    const MOST: usize = 32 << 20; // about 20 µs
+    let scratch: Vec<_> = group
+        .local_ranks()
+        .map(|rank| Buffer::allocate(group.device(rank).unwrap(), 2 * MOST, Placement::Device).unwrap())
+        .collect();
+    let places = data.each_ref().map(|(a, b)| Whole::place(group, op, a, b, m).unwrap());
+    let mut expected: [Option<Vec<bf16>>; 2] = [None, None];
+    let mut random = 1_u64;
+    for run in 0..runs {
+        let whole = &places[run % 2];
+        for (stream, scratch) in whole.streams().zip(&scratch) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bytes = usize::try_from(random >> 33).unwrap() % MOST;
+            // SAFETY: the two halves of a buffer that outlives the stream's work, which the result waits for.
+            unsafe { stream.copy(scratch.address(), scratch.address().add(MOST), bytes).unwrap() };
+        }
+        whole.enqueue().unwrap();
+        let c = whole.result().unwrap();
+        let expected = expected[run % 2].get_or_insert_with(|| c.clone());
+        assert!(bytemuck::cast_slice::<_, u16>(expected) == bytemuck::cast_slice::<_, u16>(&c), "run {run}");
+    }
+}
+
+/// Shapes for which Hopper's tiles are of all sizes, whole, halved, and with tails; too short to be split along K, which would
+/// give other bits. Rows of C that do not begin at multiples of 16 bytes are not written in boxes.
+#[test]
+fn folded_sums_have_the_bits_of_separate_ones() {
+    for world_size in [2, 3, 5, 8] {
+        for (m, n, k) in [(500, 1544, 64), (1024, 3700, 64), (2100, 1160, 72), (300, 72, 8), (257, 96, 192)] {
+            let case = Case { m, n, k: k * world_size, world_size };
+            sums::check(case, is_hopper(), &group_in(Placement::Device));
+        }
+        let case = Case { m: 600, n: 520, k: 64 * world_size, world_size };
+        sums::check(case, is_hopper(), &group_in(Placement::PinnedHost));
+    }
+    let large = Case { m: 4097, n: 3080, k: 128, world_size: 2 };
+    sums::check(large, is_hopper(), &group_in(Placement::Device));
+}
+
+/// The portable kernel cannot fold: rows of A and B that do not begin at multiples of 16 bytes.
+#[test]
+fn sums_that_cannot_be_folded_are_separate() {
+    for world_size in [2, 3] {
+        sums::check(
+            Case { m: 300, n: 200, k: 20 * world_size, world_size },
+            false,
+            &group_in(Placement::Device),
+        );
+    }
+}
+
+fn is_hopper() -> bool {
+    let device = flux::Device::cuda(0).unwrap();
+    device.as_cuda().unwrap().context().compute_capability().unwrap() == (9, 0)
 }
 
 #[test]

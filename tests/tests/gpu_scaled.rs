@@ -48,6 +48,13 @@ fn sums_of_8_bit_elements_are_scaled() {
     }
 }
 
+#[test]
+fn scales_arrive_however_shards_are_pushed() {
+    for world_size in [1, 2, 3, 5, 8] {
+        scaled::check_pushes(world_size, &group_in(Placement::Device));
+    }
+}
+
 /// Shapes for which the launcher chooses tiles of different sizes, whole, halved, and split along K.
 #[test]
 fn sums_of_8_bit_elements_are_scaled_in_tiles_of_all_sizes() {

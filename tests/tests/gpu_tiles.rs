@@ -143,7 +143,7 @@ fn the_chosen_tile_of_8_bit_elements_is_not_much_slower_than_the_best() {
 }
 
 fn check<E: Element>() {
-    let gpu = Gpu::new(E::DTYPE);
+    let (gpu, mut bad_choices) = (Gpu::new(E::DTYPE), Vec::new());
     println!("    m      n      k |    tile halved split parts |  expected us  measured us");
     for (n, k) in [(6144, 12288), (12288, 6144), (7168, 4096), (4096, 3584)] {
         for m in [1, 16, 64, 256, 512, 1024, 4096] {
@@ -172,7 +172,10 @@ fn check<E: Element>() {
             for (way, (_, result)) in ways.iter().zip(&measured) {
                 assert!(agree(result, first, slack), "{m} {n} {k}: {way:?} is wrong");
             }
-            assert!(*chosen <= 1.15 * best, "{m} {n} {k}: {chosen:.1} us chosen, {best:.1} us possible");
+            if *chosen > 1.15 * best {
+                bad_choices.push(format!("{m} {n} {k}: {chosen:.1} us chosen, {best:.1} us possible"));
+            }
         }
     }
+    assert!(bad_choices.is_empty(), "{bad_choices:#?}");
 }

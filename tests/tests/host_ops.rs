@@ -318,15 +318,35 @@ fn communication_alone_ends() {
             ];
             assert!(choices.iter().all(|choice| choice.path == Path::CommunicationOnly), "{choices:?}");
         }
-        for rank in group.local_ranks() {
-            let stream = group.stream(rank).unwrap();
-            let mut gathered = vec![bf16::NAN; m * k];
-            // SAFETY: the operation's own rows; nothing is in flight.
-            unsafe {
-                stream.download(bytemuck::cast_slice_mut(&mut gathered), gather.gathered(rank)).unwrap();
-            }
-            assert_eq!(gathered, a, "rank {rank}, {direction}");
+        check_gathered(&group, &gather, &a);
+    }
+}
+
+#[test]
+fn a_gathered_matrix_that_is_kept_is_whole() {
+    let (group, m, n, k) = (group(3), 100, 24, 40);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+        for direction in [Direction::Push, Direction::Pull] {
+            let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+            (spec.path, spec.direction, spec.keep_gathered) = (path, direction, true);
+            let gather = AgGemm::new(&group, spec).unwrap();
+            run::ag_gemm(&group, &gather, m, &a, &b).unwrap();
+            check_gathered(&group, &gather, &a);
         }
+    }
+}
+
+/// Every rank has all rows of A.
+fn check_gathered(group: &Group, gather: &AgGemm, a: &[bf16]) {
+    for rank in group.local_ranks() {
+        let stream = group.stream(rank).unwrap();
+        let mut gathered = vec![bf16::NAN; a.len()];
+        // SAFETY: the operation's own rows; nothing is in flight.
+        unsafe {
+            stream.download(bytemuck::cast_slice_mut(&mut gathered), gather.gathered(rank)).unwrap();
+        }
+        assert_eq!(gathered, a, "rank {rank}, {:?}", gather.spec());
     }
 }
 

@@ -51,6 +51,13 @@ fn every_world_size_is_right() {
 }
 
 #[test]
+fn scales_arrive_however_shards_are_pushed() {
+    for world_size in [1, 2, 3, 5, 8] {
+        scaled::check_pushes(world_size, &group);
+    }
+}
+
+#[test]
 fn nan_spreads_along_rows_and_columns() {
     scaled::check_that_nan_spreads(&group(2));
 }

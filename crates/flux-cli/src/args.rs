@@ -5,6 +5,7 @@ use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
+    Push, Summation,
 };
 use std::path::PathBuf;
 
@@ -137,9 +138,15 @@ pub(crate) struct RunArguments {
     /// Who moves data between ranks: the sender or the receiver.
     #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
     pub(crate) transfer: TransferArgument,
+    /// ag-gemm and gemm-ar: how pushed shards get to the peers.
+    #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
+    pub(crate) push: PushArgument,
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
+    /// gemm-rs and gemm-ar: where the tiles of a fused call are summed.
+    #[arg(long, value_enum, default_value_t = SumArgument::Auto)]
+    pub(crate) sum: SumArgument,
     /// How to report.
     #[arg(long, value_enum, default_value_t = ReportArgument::Text)]
     pub(crate) report: ReportArgument,
@@ -221,6 +228,26 @@ impl From<TransferArgument> for Direction {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum PushArgument {
+    /// By kernel where ranks share a GPU, by copies elsewhere.
+    Auto,
+    /// A copy for each chunk and peer.
+    Copies,
+    /// One kernel for each rank, which takes SMs while it runs.
+    Kernel,
+}
+
+impl From<PushArgument> for Push {
+    fn from(push: PushArgument) -> Self {
+        match push {
+            PushArgument::Auto => Push::Auto,
+            PushArgument::Copies => Push::Copies,
+            PushArgument::Kernel => Push::Kernel,
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum DeliveryArgument {
     /// Whichever is expected to be faster on this machine.
     Auto,
@@ -228,6 +255,26 @@ pub(crate) enum DeliveryArgument {
     Direct,
     /// Tiles to the own rank's memory, and from there by copy engine.
     Relayed,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum SumArgument {
+    /// Folded where it can be, unless the slots lie in pinned host memory.
+    Auto,
+    /// In the GEMM's epilogue, if its kernel can.
+    Folded,
+    /// By a kernel of its own, after the GEMM.
+    Separate,
+}
+
+impl From<SumArgument> for Summation {
+    fn from(sum: SumArgument) -> Self {
+        match sum {
+            SumArgument::Auto => Summation::Auto,
+            SumArgument::Folded => Summation::Folded,
+            SumArgument::Separate => Summation::Separate,
+        }
+    }
 }
 
 impl From<DeliveryArgument> for Delivery {

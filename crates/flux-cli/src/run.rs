@@ -30,6 +30,8 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.path = arguments.path.into();
     spec.direction = arguments.transfer.into();
     spec.delivery = arguments.delivery.into();
+    spec.summation = arguments.sum.into();
+    spec.push = arguments.push.into();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -82,7 +84,8 @@ fn report(
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let (backend, ranks, PathChoice { path, delivery, why }) = (group.backend(), group.world_size(), choice);
+    let PathChoice { path, delivery, summation, why } = choice;
+    let (backend, ranks) = (group.backend(), group.world_size());
     let transfer = flux::Direction::from(arguments.transfer);
     let ms = time.as_secs_f64() * 1e3;
     if arguments.report == ReportArgument::Json {
@@ -92,6 +95,7 @@ fn report(
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
                 "backend": backend.to_string(), "path": path.to_string(), "why": why,
                 "delivery": delivery.map(|delivery| delivery.to_string()),
+                "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
                 "bias": arguments.bias.is_some(),
                 "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,

@@ -77,6 +77,7 @@ fn json_has_the_documented_fields() {
         assert_eq!((report["schema"].as_u64(), string("op"), string("dtype")), (Some(1), op, "bf16"));
         assert_eq!((string("backend"), string("against"), string("transfer")), ("host", "none", "push"));
         assert_eq!(string("delivery"), "auto");
+        assert_eq!(string("sum"), "auto");
         assert_eq!((string("peer_memory"), report["ranks"].to_string().as_str()), ("device", ranks));
         assert_eq!(report["samples"], 3);
         assert_eq!(report["rest_ms"], 0.0);
@@ -94,6 +95,7 @@ fn json_has_the_documented_fields() {
         rows.iter().for_each(|row| check_row(row, present));
         let delivery = if op == "gemm-rs" || op == "gemm-ar" { "direct".into() } else { Value::Null };
         assert!(rows.iter().all(|row| row["delivery"] == delivery), "{report}");
+        assert!(rows.iter().all(|row| row["sum"].is_null() == delivery.is_null()), "{report}");
         assert_eq!((&rows[1]["m"], &rows[1]["n"], &rows[1]["k"]), (&65.into(), &72.into(), &40.into()));
         let factor: u64 = ranks.parse().unwrap();
         let (n, k) = match op {
@@ -117,8 +119,8 @@ fn options_reach_the_operations() {
         assert_eq!(report["chunk_rows"], 9);
         assert!(report["rows"][0]["fused"]["error"].as_f64().unwrap() < 6e-4);
     }
-    let table = on_host("gemm-rs", &[&common[..], &["--delivery", "relayed"]].concat());
-    assert!(table.contains("delivery") && table.contains("relayed"), "{table}");
+    let table = on_host("gemm-rs", &[&common[..], &["--delivery", "relayed", "--sum", "separate"]].concat());
+    assert!(["delivery", "relayed", "sum", "separate"].iter().all(|word| table.contains(word)), "{table}");
     let table = on_host("gemm-rs", &common);
     assert!(table.contains("delivery") && table.contains("direct"), "{table}");
     for word in

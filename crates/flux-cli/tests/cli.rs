@@ -39,12 +39,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
     let path = ["fused", "unfused", "auto", "chunked"][index % 4];
     let transfer = ["push", "pull"][index % 2];
     let delivery = ["relayed", "auto", "direct"][index % 3];
+    let sum = ["separate", "folded"][index % 2];
     let few = ["0", "1000000"][index / 2 % 2];
     for (op, chunk_rows, one_shot_rows) in
         [("ag-gemm", Some("37"), None), ("gemm-rs", None, None), ("gemm-ar", Some("37"), Some(few))]
     {
         let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
-        arguments.extend(["--transfer", transfer, "--delivery", delivery, "--report", "json"]);
+        arguments.extend(["--transfer", transfer, "--delivery", delivery, "--sum", sum, "--report", "json"]);
         arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
         arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
         arguments.extend(one_shot_rows.iter().flat_map(|rows| ["--one-shot-rows", rows]));
@@ -62,6 +63,12 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
             _ => "direct".into(),
         };
         assert_eq!(report["delivery"], delivered, "{report}");
+        let summed = match report["delivery"].is_null() {
+            true => serde_json::Value::Null,
+            false if one_shot || case.world_size == 1 => "separate".into(),
+            false => sum.into(),
+        };
+        assert_eq!(report["sum"], summed, "{report}");
         // Few rows of an AllReduce are not cut into shards.
         let taken = if path == "chunked" && one_shot_rows == Some("1000000") { "unfused" } else { path };
         assert!(path == "auto" || report["path"] == taken, "{report}");

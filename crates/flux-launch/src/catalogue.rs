@@ -39,6 +39,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_bf16_256x192",
     "gemm_hopper_bf16_64x128",
     "gemm_hopper_bf16_64x256",
+    "gemm_hopper_bf16_64x32",
     "gemm_hopper_bf16_64x64",
     "gemm_hopper_e4m3_128x128",
     "gemm_hopper_e4m3_128x192",
@@ -52,6 +53,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_f16_256x192",
     "gemm_hopper_f16_64x128",
     "gemm_hopper_f16_64x256",
+    "gemm_hopper_f16_64x32",
     "gemm_hopper_f16_64x64",
     "gemm_hopper_trace_bf16_128x128",
     "gemm_hopper_trace_bf16_128x192",
@@ -60,6 +62,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_hopper_trace_bf16_256x192",
     "gemm_hopper_trace_bf16_64x128",
     "gemm_hopper_trace_bf16_64x256",
+    "gemm_hopper_trace_bf16_64x32",
     "gemm_hopper_trace_bf16_64x64",
     "gemm_trace_bf16_ag_scalar",
     "gemm_trace_bf16_ag_vector",
@@ -67,6 +70,7 @@ const PTX: &[(&str, &str)] = embed![
     "gemm_trace_bf16_plain_vector",
     "gemm_trace_bf16_rs_scalar",
     "gemm_trace_bf16_rs_vector",
+    "push",
     "sum_bf16",
     "sum_f16",
 ];
@@ -154,6 +158,7 @@ pub(crate) enum KernelId {
     /// Hopper's, with tiles of so many rows and columns.
     Hopper(DType, u32, u32),
     Sum(DType),
+    Push,
     /// As [`KernelId::Gemm`], with a trace.
     TracedGemm(DType, Policy, Load),
     /// As [`KernelId::Hopper`], with a trace.
@@ -183,6 +188,7 @@ impl KernelId {
             KernelId::TracedHopper(dtype, rows, columns) => {
                 format!("gemm_hopper_trace_{dtype}_{rows}x{columns}")
             }
+            KernelId::Push => "push".into(),
             KernelId::Clock => "clock".into(),
         }
     }
@@ -195,7 +201,7 @@ mod tests {
     use crate::hopper::HopperParams;
     use crate::params::ScaledGemmParams;
     use crate::trace::{TracedGemmParams, TracedHopperParams};
-    use crate::{GemmParams, SumParams};
+    use crate::{GemmParams, PushParams, SumParams};
 
     const POLICIES: [Policy; 3] = [Policy::Plain, Policy::AllGather, Policy::ReduceScatter];
 
@@ -213,6 +219,7 @@ mod tests {
 
     #[test]
     fn every_launch_has_its_kernel() {
+        KernelId::Push.info().unwrap();
         for dtype in [DType::Bf16, DType::F16, DType::E4m3] {
             KernelId::Sum(dtype.result()).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
@@ -262,6 +269,7 @@ mod tests {
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") if kernel.name.contains("_e4m3_") => size_of::<ScaledGemmParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
+                Some("push") => size_of::<PushParams>(),
                 Some("sum") => size_of::<SumParams>(),
                 _ => panic!("{} has no parameters", kernel.name),
             };

@@ -1,12 +1,13 @@
 //! The kernels on a GPU: loading the embedded PTX, choosing a variant, launching.
 
-use crate::catalogue::{KernelId, Load, hopper_kernels};
+use crate::catalogue::{KernelId, KernelInfo, Load, hopper_kernels};
 use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
 use crate::params::ScaledGemmParams;
+use crate::push::push_blocks;
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
-use crate::{DType, Error, GemmParams, Launch, Policy, Result, SumParams};
+use crate::{DType, Error, GemmParams, Launch, Policy, PushParams, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_memory::{Address, Device, Stream};
@@ -17,8 +18,9 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
-/// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200), so eight are left.
-const SMS_FOR_COPIES: u32 = 8;
+/// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200). Four of 132 leave a number that eight
+/// ranks share without a rest.
+pub(crate) const SMS_FOR_COPIES: u32 = 4;
 
 /// Blocks of the portable GEMM that run on an SM at once.
 const PORTABLE_BLOCKS_PER_SM: u64 = 2;
@@ -38,9 +40,8 @@ pub(crate) struct CudaLauncher {
 struct Loaded {
     module: CUmodule,
     function: CUfunction,
-    threads: u32,
-    shared_bytes: u32,
-    tile: (u32, u32),
+    /// What the manifest says of it: looking that up by name would take longer than all else here.
+    info: &'static KernelInfo,
     /// The most blocks that one launch may run at once.
     blocks: u32,
 }
@@ -101,6 +102,14 @@ impl CudaLauncher {
         Ok(vec![(Tiling::whole(shape, group_rows, TileKernel::Portable), f64::INFINITY)])
     }
 
+    /// Whether one of Hopper's kernels can: the block that computes a tile must have the whole of it, and a stage room for
+    /// the slots of part of it.
+    pub(crate) fn can_fold(dtype: DType, tiling: &Tiling, sources: usize) -> Result<bool> {
+        let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
+        let kernel = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns)).info()?;
+        Ok(tiling.parts == 1 && hopper::slot_parts(kernel, side(sources)) > 0)
+    }
+
     /// Loads what a launch of `policy` may need, so that no launch compiles: all at once, on several threads, since a kernel
     /// that the driver has not compiled before takes it a third of a second.
     pub(crate) fn prepare(&self, dtype: DType, policy: Policy) -> Result<()> {
@@ -127,6 +136,11 @@ impl CudaLauncher {
             }
         }
         outcome
+    }
+
+    /// Loads the push kernel.
+    pub(crate) fn prepare_push(&self) -> Result<()> {
+        self.load(KernelId::Push).map(|_| ())
     }
 
     /// Loads the traced kernels.
@@ -185,11 +199,12 @@ impl CudaLauncher {
             let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
             let (rows, columns) = (side(tiling.shape.rows), side(tiling.shape.columns));
             let id = KernelId::Hopper(dtype, rows, columns);
-            let params = hopper::params(id.info()?, launch, params, scratch)?;
+            let kernel = self.load(id)?;
+            let params = hopper::params(kernel.info, launch, params, scratch)?;
             let units = |_: &Loaded| hopper::units(&params);
             let Some(records) = records else {
                 // SAFETY: the caller's promise; this kernel takes this parameter.
-                return unsafe { self.launch(stream, id, units, &params) };
+                return unsafe { launch_loaded(stream, &kernel, units, &params) };
             };
             let (id, padding) = (KernelId::TracedHopper(dtype, rows, columns), [0; 7]);
             // SAFETY: as above.
@@ -217,11 +232,23 @@ impl CudaLauncher {
     /// As for [`crate::Launcher::sum`].
     pub(crate) unsafe fn sum(&self, stream: &CudaStream, dtype: DType, params: &SumParams) -> Result<()> {
         let tiles = |kernel: &Loaded| {
-            let (rows, columns) = kernel.tile;
-            params.rows.div_ceil(rows).saturating_mul(params.n.div_ceil(columns))
+            let KernelInfo { tile_m, tile_n, .. } = *kernel.info;
+            params.rows.div_ceil(tile_m).saturating_mul(params.n.div_ceil(tile_n))
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
         unsafe { self.launch(stream, KernelId::Sum(dtype), tiles, params) }
+    }
+
+    /// # Safety
+    /// As for [`crate::Launcher::push`].
+    pub(crate) unsafe fn push(&self, stream: &CudaStream, params: &PushParams) -> Result<()> {
+        // Blocks without a part of a chunk would only count.
+        let parts = |kernel: &Loaded| {
+            let parts = params.chunk_bytes.min(params.bytes).div_ceil(u64::from(kernel.info.tile_n));
+            u32::try_from(parts).unwrap_or(u32::MAX)
+        };
+        // SAFETY: the caller's promise; this kernel takes this parameter.
+        unsafe { self.launch(stream, KernelId::Push, parts, params) }
     }
 
     /// # Safety
@@ -233,14 +260,8 @@ impl CudaLauncher {
         blocks: impl FnOnce(&Loaded) -> u32,
         params: &P,
     ) -> Result<()> {
-        let kernel = self.load(id)?;
-        let grid = blocks(&kernel).min(kernel.blocks);
-        if grid == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(kernel.function, grid, kernel.threads, kernel.shared_bytes, params)? };
-        Ok(())
+        unsafe { launch_loaded(stream, &self.load(id)?, blocks, params) }
     }
 
     fn load(&self, id: KernelId) -> Result<Loaded> {
@@ -295,7 +316,10 @@ impl CudaLauncher {
         let waits_for_gemms = self.sharing > 1 && matches!(id, KernelId::Sum(_));
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
         let usable = self.sms * per_sm;
-        let blocks = usable / self.sharing;
+        let blocks = match id {
+            KernelId::Push => push_blocks(self.device.multiprocessors(), self.sharing, self.blocks(), per_sm),
+            _ => usable / self.sharing,
+        };
         if blocks == 0 {
             return Err(Error::TooManySharing {
                 sharing: self.sharing as usize,
@@ -303,7 +327,7 @@ impl CudaLauncher {
                 device: self.device.name().to_owned(),
             });
         }
-        Ok(Loaded { module, function, threads, shared_bytes, tile: (info.tile_m, info.tile_n), blocks })
+        Ok(Loaded { module, function, info, blocks })
     }
 }
 
@@ -320,6 +344,24 @@ impl Drop for CudaLauncher {
             }
         }
     }
+}
+
+/// # Safety
+/// As for [`CudaStream::launch`].
+unsafe fn launch_loaded<P: bytemuck::Pod>(
+    stream: &CudaStream,
+    kernel: &Loaded,
+    blocks: impl FnOnce(&Loaded) -> u32,
+    params: &P,
+) -> Result<()> {
+    let grid = blocks(kernel).min(kernel.blocks);
+    if grid == 0 {
+        return Ok(());
+    }
+    let KernelInfo { threads, dynamic_smem_bytes, .. } = *kernel.info;
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(kernel.function, grid, threads, dynamic_smem_bytes, params)? };
+    Ok(())
 }
 
 /// 16-byte loads also need K to be a multiple of their elements.

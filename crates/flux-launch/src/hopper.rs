@@ -12,9 +12,13 @@ use flux_memory::{Address, Buffer, Device, Placement};
 /// Rows of the pieces in which finished tiles leave.
 pub(crate) const PIECE_ROWS: u32 = 64;
 /// Columns of the pieces, by kernel.
-pub(crate) const PIECE_COLUMNS: [u32; 2] = [64, 32];
+pub(crate) const PIECE_COLUMNS: [u32; 3] = [64, 32, 16];
 /// Bytes of a row of A or B in a stage, and so in a box.
-pub(crate) const STAGE_BYTES: usize = 128;
+pub(crate) const STAGE_BYTES: u32 = 128;
+/// Rows of a box of a slot: half a piece.
+const PART_ROWS: u32 = PIECE_ROWS / 2;
+/// Bytes of an element of C, or of a slot: of all types' results.
+const RESULT_BYTES: u32 = 2;
 /// Rows of a box of A; a taller tile takes two.
 const MAX_BOX_ROWS: u32 = 128;
 
@@ -24,7 +28,9 @@ const MAX_BOX_ROWS: u32 = 128;
 pub(crate) struct HopperParams {
     a: TensorMap,
     b: TensorMap,
+    own_a: TensorMap,
     c: TensorMap,
+    slots: TensorMap,
     gemm: GemmParams,
     destination_maps: Address,
     partials: Address,
@@ -35,8 +41,9 @@ pub(crate) struct HopperParams {
     by_rows: u16,
     is_row: u16,
     scales: Scales,
+    slot_parts: u32,
     /// The size is a multiple of the alignment.
-    padding: [u64; 4],
+    padding: [u32; 7],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -67,6 +74,13 @@ impl Scratch {
     }
 }
 
+/// How many half pieces' slots, of so many sources but the own one, fit into a stage of `kernel`.
+pub(crate) fn slot_parts(kernel: &KernelInfo, sources: u32) -> u32 {
+    let stage_bytes = (kernel.tile_m + kernel.tile_n) * STAGE_BYTES;
+    let part_bytes = sources.saturating_sub(1).saturating_mul(PART_ROWS * kernel.piece_n * RESULT_BYTES);
+    stage_bytes.checked_div(part_bytes).unwrap_or(0)
+}
+
 /// How many units of work the blocks of a launch share.
 pub(crate) fn units(params: &HopperParams) -> u32 {
     params.gemm.tiles + params.split_tiles * (params.parts - 1)
@@ -85,25 +99,39 @@ pub(crate) fn params(
     let map = |dtype: DType, address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
-    let stage_columns = count(STAGE_BYTES / dtype.bytes());
+    let stage_columns = STAGE_BYTES / count(dtype.bytes());
     // Rows that A does not have need not be loaded as zeros.
     let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
     let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
     let b = map(dtype, gemm.b, n, k, gemm.ldb, kernel.tile_n, stage_columns)?;
-    let by_rows = !(gemm.ldc.is_multiple_of(8) && gemm.c.is_aligned_to(16));
-    // Unused maps are to be valid ones all the same.
-    let c = match destinations {
-        None if !by_rows => {
-            let sums = count(activation.sums_per_column());
-            let columns = n / u64::from(sums);
-            map(dtype.result(), gemm.c, m, columns, gemm.ldc, PIECE_ROWS, kernel.piece_n / sums)?
-        }
-        _ => a,
+    let own_a = match gemm.own_rows {
+        0 => a,
+        rows => map(dtype, gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, stage_columns)?,
+    };
+    let fold = &gemm.fold;
+    let (scatters, folds) = (destinations.is_some(), fold.sources > 0);
+    let (c_rows, ld_c) = if scatters { (u64::from(fold.rows), fold.ld_out) } else { (m, gemm.ldc) };
+    let by_rows = !(ld_c.is_multiple_of(8) && gemm.c.is_aligned_to(16));
+    let sums = activation.sums_per_column();
+    let c_columns = n / sums as u64;
+    // Unused maps are to be valid ones all the same, and there are none of nothing.
+    let c = if (scatters && !folds) || by_rows || c_rows * c_columns == 0 {
+        a
+    } else {
+        map(dtype.result(), gemm.c, c_rows, c_columns, ld_c, PIECE_ROWS, kernel.piece_n / count(sums))?
+    };
+    let slots = if folds {
+        let rows = u64::from(fold.sources) * u64::from(fold.slot_rows);
+        map(dtype.result(), fold.slots, rows, n, gemm.ldc, PART_ROWS, kernel.piece_n)?
+    } else {
+        a
     };
     Ok(HopperParams {
         a,
         b,
+        own_a,
         c,
+        slots,
         gemm: *gemm,
         destination_maps: destinations.map_or(Address::NULL, |table| table.maps(kernel.piece_n)),
         partials: scratch.partials.address(),
@@ -115,6 +143,33 @@ pub(crate) fn params(
         // A gate must be looked up.
         is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
         scales,
-        padding: [0; 4],
+        slot_parts: slot_parts(kernel, fold.sources),
+        padding: [0; 7],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::hopper_kernels;
+
+    /// What a stage holds of the slots fits into it, and eight ranks can fold in all tiles but the lowest.
+    #[test]
+    fn slots_fit_into_a_stage() {
+        let all = [DType::Bf16, DType::F16, DType::E4m3].map(|dtype| {
+            assert_eq!(dtype.result().bytes(), RESULT_BYTES as usize);
+            hopper_kernels(dtype).unwrap()
+        });
+        for kernel in all.into_iter().flatten() {
+            let stage_bytes = (kernel.tile_m + kernel.tile_n) * 128;
+            for sources in 0..64 {
+                let parts = slot_parts(kernel, sources);
+                let bytes = parts * sources.saturating_sub(1) * PART_ROWS * kernel.piece_n * RESULT_BYTES;
+                assert!(bytes <= stage_bytes, "{} of {sources}", kernel.name);
+                assert!(parts == 0 || sources > 1, "{} of {sources}", kernel.name);
+            }
+            assert!(slot_parts(kernel, 5) > 0, "{}", kernel.name);
+            assert!(slot_parts(kernel, 8) > 0 || kernel.tile_m == 64, "{}", kernel.name);
+        }
+    }
 }

@@ -4,8 +4,8 @@ use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Problem, TileKernel, Tiling};
 use crate::{
-    Activation, Clock, DType, Destinations, Error, GemmParams, Policy, Result, Scales, Schedule, SumParams,
-    Trace, host,
+    Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, Result,
+    Scales, Schedule, SumParams, Trace, host,
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
@@ -122,6 +122,16 @@ impl Launcher {
         }
     }
 
+    /// Whether a GEMM that is cut so can fold the sum of so many sources' slots into its epilogue ([`crate::FoldParams`]).
+    pub fn can_fold(&self, dtype: DType, tiling: &Tiling, sources: usize) -> Result<bool> {
+        match (&self.0, tiling.kernel) {
+            _ if sources < 2 => Ok(false),
+            (Kind::Host(_), _) => Ok(true),
+            (Kind::Cuda { .. }, TileKernel::Hopper) => CudaLauncher::can_fold(dtype, tiling, sources),
+            (Kind::Cuda { .. }, _) => Ok(false),
+        }
+    }
+
     /// Loads the kernels for `policies` now: a launch then only enqueues.
     pub fn prepare(&self, dtype: DType, policies: &[Policy]) -> Result<()> {
         match &self.0 {
@@ -129,6 +139,14 @@ impl Launcher {
             Kind::Cuda { kernels, .. } => {
                 policies.iter().try_for_each(|&policy| kernels.prepare(dtype, policy))
             }
+        }
+    }
+
+    /// Loads the kernel of [`Launcher::push`] now.
+    pub fn prepare_push(&self) -> Result<()> {
+        match &self.0 {
+            Kind::Host(_) => Ok(()),
+            Kind::Cuda { kernels, .. } => kernels.prepare_push(),
         }
     }
 
@@ -167,7 +185,8 @@ impl Launcher {
     /// tables say, aligned to its elements, and reachable by the device; A's rows are not written to once their gates are
     /// open, nor B; nobody else writes to C or to the slots' tiles. The schedule is of the tiling, and the tiling of this
     /// launcher; if it was made for an aligned problem, A and B are [`GemmParams::are_operands_aligned`]. The launcher's
-    /// launches before this one have ended when this one begins.
+    /// launches before this one have ended when this one begins. If a sum is folded in, the tiling [can](Launcher::can_fold),
+    /// and the slots' tiles are not written to once their signals are up.
     pub unsafe fn gemm(&self, stream: &Stream, launch: &Launch<'_>, params: &GemmParams) -> Result<()> {
         let Launch { policy, dtype, scales, activation, tiling, schedule, destinations, trace } = *launch;
         let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = schedule.tiles()).entered();
@@ -184,9 +203,10 @@ impl Launcher {
             destination_count: if scatters { params.destination_count } else { 0 },
             bias: if scatters { Address::NULL } else { params.bias },
             activation: if scatters { Activation::None } else { activation }.code(),
+            fold: if scatters { params.fold } else { FoldParams::default() },
             ..*params
         };
-        let records = trace.map(|trace| trace.claim(launch, params.n)).transpose()?;
+        let records = trace.map(|trace| trace.claim(launch, &params)).transpose()?;
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
@@ -216,6 +236,30 @@ impl Launcher {
             (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
                 kernels.sum(stream, dtype.result(), params)
             },
+            _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
+        }
+    }
+
+    /// Enqueues the push of a shard to all its peers. It takes SMs while it runs: those that this device's launchers leave
+    /// free where several share it, and as many as a link needs where not.
+    ///
+    /// Where launchers share the device, somebody has waited for the peers' acknowledgements before
+    /// ([`PushParams::awaits_acks`] is 0): the kernel's blocks would wait for GEMMs on SMs that those may need.
+    ///
+    /// # Safety
+    /// Until the launch has ended, everything that `params` names is live, of the extents that it says, and reachable by the
+    /// device; `params` are [`PushParams::is_aligned`] and say as many chunks as there are; the shard is not written to,
+    /// nor, once the peers have acknowledged, its place at them. Launches with the same counters come one after the other.
+    pub unsafe fn push(&self, stream: &Stream, params: &PushParams) -> Result<()> {
+        let _span = tracing::trace_span!("launch push", bytes = params.bytes).entered();
+        match (&self.0, stream) {
+            (Kind::Host(_), Stream::Host(stream)) => {
+                let params = *params;
+                // SAFETY: the caller's promise.
+                Ok(stream.launch(move || unsafe { host::push::run(&params) })?)
+            }
+            // SAFETY: the caller's promise.
+            (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe { kernels.push(stream, params) },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }
     }

@@ -11,6 +11,7 @@ mod hopper;
 mod host;
 mod launcher;
 mod params;
+mod push;
 mod schedule;
 mod tensor_map;
 mod tiling;
@@ -23,7 +24,9 @@ pub use dtype::{DType, Element};
 pub use e4m3::E4m3;
 pub use error::Error;
 pub use launcher::{Launch, Launcher};
-pub use params::{Activation, Destination, GemmParams, Policy, RowTile, Scales, SumParams};
+pub use params::{
+    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, Scales, SumParams,
+};
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Problem, Tiling};
 pub use trace::{Trace, UnitTrace};

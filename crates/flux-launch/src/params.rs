@@ -106,6 +106,32 @@ pub struct Destination {
     pub signals: Address,
 }
 
+/// The sum of a ReduceScatter, folded into the epilogue of the tiles that this rank itself sums, in place of [`SumParams`]:
+/// such a tile goes nowhere but to C. When the other sources' signals are up, their slots are added to the tile's own sums,
+/// which are rounded first as if they came from a slot, in the order of the sources; then the bias, and the one rounding.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct FoldParams {
+    /// `[sources][slot_rows][ldc]`; the own one is not read.
+    pub slots: Address,
+    /// `[n]`: added to every row, once; null for none.
+    pub bias: Address,
+    /// Row pitch of C, `[rows, n]`, in elements: a tile's row there is its [`RowTile::destination_row`].
+    pub ld_out: u64,
+    /// How many; 0 if nothing is folded.
+    pub sources: u32,
+    /// The destination whose tiles are summed here, and their place among the sources.
+    pub own: u32,
+    /// Rows of a slot.
+    pub slot_rows: u32,
+    /// Rows of C.
+    pub rows: u32,
+    /// The signal of a source and a tile is number `source · source_stride` + [`RowTile::signal`] of the gates.
+    pub source_stride: u32,
+    /// What the signals must have reached.
+    pub epoch: u32,
+}
+
 /// C = A·Bᵀ, tile by tile in a given order. A is `[rows, k]`, B `[n, k]`, C `[rows, n]`, all row-major; pitches in
 /// elements. Of SwiGLU, C is `[rows, n / 2]`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -115,7 +141,7 @@ pub struct GemmParams {
     pub a: Address,
     /// B.
     pub b: Address,
-    /// C; unused by ReduceScatter.
+    /// C; in ReduceScatter, of what is folded.
     pub c: Address,
     /// Row pitch of A.
     pub lda: u64,
@@ -136,6 +162,12 @@ pub struct GemmParams {
     /// `[n]`: added to every row of sums; null for none, and in ReduceScatter, where it comes in when the slots are
     /// summed.
     pub bias: Address,
+    /// AllGather: rows `own_row..own_row + own_rows` of A lie here, and not at `a`; no tile has rows of both.
+    pub own_a: Address,
+    /// See `own_a`.
+    pub own_row: u32,
+    /// See `own_a`; 0 if all rows lie at `a`.
+    pub own_rows: u32,
     /// Rows of A and C.
     pub m: u32,
     /// Rows of B.
@@ -152,6 +184,8 @@ pub struct GemmParams {
     pub destination_count: u32,
     /// The [`Activation`]'s code: filled in by the launcher.
     pub activation: u32,
+    /// ReduceScatter: the sum that is folded in, if [`crate::Launcher::can_fold`].
+    pub fold: FoldParams,
     /// The bound of every wait.
     pub wait: WaitBound,
 }
@@ -162,7 +196,8 @@ impl GemmParams {
         let elements = 16 / dtype.bytes() as u64;
         let is_aligned =
             |address: Address, pitch: u64| address.is_aligned_to(16) && pitch.is_multiple_of(elements);
-        is_aligned(self.a, self.lda) && is_aligned(self.b, self.ldb)
+        let is_own_aligned = self.own_rows == 0 || is_aligned(self.own_a, self.lda);
+        is_aligned(self.a, self.lda) && is_own_aligned && is_aligned(self.b, self.ldb)
     }
 }
 
@@ -222,4 +257,66 @@ pub struct SumParams {
     pub epoch: u32,
     /// The bound of every wait.
     pub wait: WaitBound,
+}
+
+/// What a rank knows of one peer that it pushes its shard to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushPeer {
+    /// The peer's gathered rows.
+    pub gathered: Address,
+    /// `u32[]`: the peer's signals of this rank's chunks; null if they are not to be raised.
+    pub signals: Address,
+    /// The peer's signal of this rank's whole shard; null likewise.
+    pub arrived: Address,
+    /// This rank's own word, in which the peer acknowledges what it was sent.
+    pub ack: Address,
+    /// The peer's number, for the fault record.
+    pub peer: u32,
+    /// The acknowledgement's number.
+    pub ack_signal: u32,
+}
+
+/// A rank's shard on its way to all its peers. All addresses and sizes are multiples of 16 bytes:
+/// [`PushParams::is_aligned`].
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct PushParams {
+    /// The shard.
+    pub shard: Address,
+    /// From the begin of the gathered rows, of the shard's place among them, in bytes.
+    pub offset: u64,
+    /// Size of the shard.
+    pub bytes: u64,
+    /// Size of a chunk; the last one may be shorter.
+    pub chunk_bytes: u64,
+    /// `PushPeer[peer_count]`, in the order in which they are served.
+    pub peers: Address,
+    /// `u32[peer_count · chunks]`, all 0 between launches.
+    pub counters: Address,
+    /// How many peers there are.
+    pub peer_count: u32,
+    /// How many chunks the shard is.
+    pub chunks: u32,
+    /// What signals are raised to.
+    pub epoch: u32,
+    /// What acknowledgements must have reached.
+    pub ack_epoch: u32,
+    /// 1 if nobody has waited for the acknowledgements, so that the kernel does. Only for a rank that has its GPU to itself:
+    /// see [`crate::Launcher::push`].
+    pub awaits_acks: u32,
+    /// 1 if not each chunk's signal is raised, but the whole shard's.
+    pub by_shard: u32,
+    /// The bound of every wait.
+    pub wait: WaitBound,
+}
+
+impl PushParams {
+    /// Whether the kernel can move this shard; the gathered rows themselves are to begin at multiples of 16 bytes.
+    pub const fn is_aligned(&self) -> bool {
+        self.shard.is_aligned_to(16)
+            && self.offset.is_multiple_of(16)
+            && self.bytes.is_multiple_of(16)
+            && self.chunk_bytes.is_multiple_of(16)
+    }
 }

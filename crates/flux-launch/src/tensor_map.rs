@@ -22,7 +22,7 @@ pub(crate) struct MapOf {
     pub(crate) columns: u64,
     /// Elements from one row to the next.
     pub(crate) pitch: u64,
-    /// What one instruction moves: rows, and columns of 128, 64 or 32 bytes.
+    /// What one instruction moves: rows, and columns of 128, 64, 32 or 16 bytes.
     pub(crate) box_rows: u32,
     pub(crate) box_columns: u32,
 }
@@ -38,6 +38,7 @@ impl MapOf {
             DType::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
         let swizzle = match u64::from(self.box_columns) * bytes {
+            16 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
             32 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::hopper::HopperParams;
 use crate::tiling::TileKernel;
-use crate::{Error, GemmParams, Launch, Policy, Result, RowTile};
+use crate::{Error, FoldParams, GemmParams, Launch, Policy, Result, RowTile};
 use bytemuck::{Pod, Zeroable};
 use flux_memory::{Address, Buffer, Device, Placement};
 use std::ops::Range;
@@ -32,11 +32,15 @@ pub struct UnitTrace {
     pub block: u32,
     /// The SM that the block ran on; on the host, the thread.
     pub sm: u32,
-    /// The signals that it waited for: before its first load, or before it was stored ([`UnitTrace::scatters`]).
+    /// The signals that it waited for: before its first load, or before it was stored ([`UnitTrace::scatters`]). If it is
+    /// folded, the first and the last of one for each other rank.
     pub gate: Range<u32>,
-    /// The rank that the first of them is waited for; if the tile goes to several, the next ranks' follow.
+    /// The rank that the first of them is waited for; if the tile goes to several, or is folded, the next ranks' follow.
     pub peer: u32,
-    /// Whether the tile went to other ranks: then the gate was waited for beside the multiplication, or after it.
+    /// Whether the tile's sum over ranks was folded in: it waited for the other ranks' tiles, and went to C.
+    pub folded: bool,
+    /// Whether the launch's tiles went to the ranks that sum them, the own one's included: then the gate was waited for
+    /// beside the multiplication, or after it.
     pub scatters: bool,
     /// The wait for the gate began. It may begin while the block multiplies another unit.
     pub gate_begin_ns: u64,
@@ -116,6 +120,7 @@ struct Launched {
     whole: usize,
     parts: u32,
     scatters: bool,
+    fold: FoldParams,
     kernel: TileKernel,
     tile_columns: usize,
     n: usize,
@@ -140,8 +145,8 @@ impl Trace {
         launches.row_tiles.clear();
     }
 
-    /// Where the records of a launch of `n` columns go.
-    pub(crate) fn claim(&self, launch: &Launch<'_>, n: u32) -> Result<Address> {
+    /// Where the records of a launch go.
+    pub(crate) fn claim(&self, launch: &Launch<'_>, params: &GemmParams) -> Result<Address> {
         let mut launches = self.launches();
         let (tiling, schedule) = (launch.tiling, launch.schedule);
         let tiles = schedule.tiles() as usize;
@@ -162,7 +167,8 @@ impl Trace {
             scatters: launch.policy == Policy::ReduceScatter,
             kernel: tiling.kernel,
             tile_columns: tiling.shape.columns,
-            n: n as usize,
+            fold: params.fold,
+            n: params.n as usize,
             row_tiles,
         });
         Ok(self.records.address().add(first * size_of::<Record>()))
@@ -207,6 +213,16 @@ impl Launched {
         let first = |times: [u64; 2]| clock.of_kernel(times[..groups].iter().copied().min().unwrap_or(0));
         let last = |times: [u64; 2]| clock.of_kernel(times[..groups].iter().copied().max().unwrap_or(0));
         let signal = (self.scatters && record.signal != 0).then_some(record.signal);
+        let folded = self.fold.sources > 0 && tile.destination == self.fold.own;
+        let (gate, peer) = match folded {
+            false => (tile.gate_begin..tile.gate_end, tile.peer),
+            true => {
+                let FoldParams { own, sources, source_stride, .. } = self.fold;
+                let (first, last) = (u32::from(own == 0), sources - 1 - u32::from(own + 1 == sources));
+                let signal = |source| source * source_stride + tile.signal;
+                (signal(first)..signal(last) + 1, first)
+            }
+        };
         UnitTrace {
             launch,
             index,
@@ -217,8 +233,9 @@ impl Launched {
             columns: first_column..(first_column + self.tile_columns).min(self.n),
             block: record.block,
             sm: record.sm,
-            gate: tile.gate_begin..tile.gate_end,
-            peer: tile.peer,
+            gate,
+            peer,
+            folded,
             scatters: self.scatters,
             gate_begin_ns: clock.of_kernel(record.gate_begin),
             gate_end_ns: clock.of_kernel(record.gate_end),

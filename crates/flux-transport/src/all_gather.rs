@@ -2,12 +2,12 @@
 //!
 //! A call, for one rank: [`AllGather::stage`] and
 //! [`AllGather::transfer`] start the transfers; then whatever reads the gathered rows (a GEMM that
-//! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else); then
+//! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else: [`Awaited`]); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
 use crate::link::{Link, PeerWords, check_rank};
 use crate::rows::Layout;
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
+use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
 use std::sync::Arc;
@@ -39,31 +39,31 @@ pub struct AllGatherSpec {
 #[derive(Debug)]
 pub struct AllGather {
     /// First, so that they are dropped first: their wait points before the signals.
-    ranks: Vec<Rank>,
-    transfer: Box<dyn DataTransfer>,
-    spec: AllGatherSpec,
-    largest: Chunks,
-    gathered: SymmetricBuffer,
-    gathered_layout: Layout,
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) transfer: Box<dyn DataTransfer>,
+    pub(crate) spec: AllGatherSpec,
+    pub(crate) largest: Chunks,
+    pub(crate) gathered: SymmetricBuffer,
+    pub(crate) gathered_layout: Layout,
     outbox_layout: Layout,
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
     outbox: Option<SymmetricBuffer>,
-    signals: SymmetricSignals,
+    pub(crate) signals: SymmetricSignals,
     /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
-    acks: PeerWords,
+    pub(crate) acks: PeerWords,
     /// Pull: the peer's shard may be read.
     ready: PeerWords,
     /// The peer's whole shard has arrived.
-    arrived: PeerWords,
+    pub(crate) arrived: PeerWords,
 }
 
 #[derive(Debug)]
-struct Rank {
-    link: Link,
+pub(crate) struct Rank {
+    pub(crate) link: Link,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
-    /// Pull: all peers' acknowledgements, before this rank's shard is overwritten.
-    may_overwrite: Arc<WaitPoint>,
+    /// All peers' acknowledgements. Pull: before this rank's shard is overwritten. Push: before it goes to all at once.
+    pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
     shard_arrived: Vec<Arc<WaitPoint>>,
@@ -100,13 +100,13 @@ impl AllGather {
                 Ok(Rank {
                     link,
                     may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                    may_overwrite: acks.wait_point(&signals, log, spec.op, rank, others())?,
+                    all_acked: acks.wait_point(&signals, log, spec.op, rank, others())?,
                     all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                     shard_arrived: Vec::new(),
                 })
             })
             .collect::<Result<_>>()?;
-        Ok(Self {
+        let mut gather = Self {
             ranks,
             transfer,
             spec,
@@ -119,7 +119,9 @@ impl AllGather {
             acks,
             ready,
             arrived,
-        })
+        };
+        gather.plan_pushes(members)?;
+        Ok(gather)
     }
 
     /// The gathered rows of `rank`: `[rows, row_bytes]`.
@@ -167,13 +169,14 @@ impl AllGather {
         state.link.follow_previous(compute)?; // which ended after its own pushes
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
-            unsafe { compute.wait_values(&state.may_overwrite, epoch.wrapping_sub(1))? };
+            unsafe { compute.wait_values(&state.all_acked, epoch.wrapping_sub(1))? };
         }
         Ok(())
     }
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
-    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it.
+    /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it. The shard is
+    /// among `rank`'s gathered rows only if `keep_own`, or if it was there already; what travels beside it always is.
     ///
     /// # Safety
     /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
@@ -184,6 +187,7 @@ impl AllGather {
         epoch: u32,
         rows: usize,
         shard: impl Into<Rows>,
+        keep_own: bool,
         compute: &Stream,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
@@ -202,7 +206,13 @@ impl AllGather {
                 let place = self.outbox_layout.rows_at(outbox.address(rank), 0, with_side);
                 self.outbox_layout.copy(compute, place, shard, own_rows.len())?;
             }
-            self.gathered_layout.copy(compute, own_place, shard, own_rows.len())?;
+            // What is beside the rows is always read from among the gathered, also where the rows themselves are not.
+            let fetched_there = !push && self.outbox.is_none();
+            let kept = match keep_own || fetched_there {
+                true => shard,
+                false => Rows { rows: own_place.rows, ..shard },
+            };
+            self.gathered_layout.copy(compute, own_place, kept, own_rows.len())?;
             if !push {
                 self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
                 state.link.fork(compute)?;
@@ -211,9 +221,9 @@ impl AllGather {
         Ok(())
     }
 
-    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]. Where ranks share a GPU, all are staged
-    /// before the first transfers start: streams that share a hardware queue run in the order of their submission, and a
-    /// wait for what is submitted later could hold it up.
+    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]; `awaited` is the same on every rank. Where ranks
+    /// share a GPU, all are staged before the first transfers start: streams that share a hardware queue run in the order of
+    /// their submission, and a wait for what is submitted later could hold it up.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
@@ -223,14 +233,16 @@ impl AllGather {
         epoch: u32,
         rows: usize,
         shard: impl Into<Rows>,
+        awaited: Awaited,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
         let (shard, chunks) = (shard.into(), self.chunks(rows)?);
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
-                Direction::Push => self.push(rank, epoch, &chunks, shard)?,
-                Direction::Pull => self.pull(rank, epoch, &chunks, shard.side.is_some())?,
+                Direction::Push if self.push_whole(rank, epoch, &chunks, shard, awaited)? => {}
+                Direction::Push => self.push(rank, epoch, &chunks, shard, awaited)?,
+                Direction::Pull => self.pull(rank, epoch, &chunks, shard.side.is_some(), awaited)?,
             }
         }
         self.ranks[rank].link.end()
@@ -238,7 +250,14 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn push(&self, rank: usize, epoch: u32, chunks: &Chunks, shard: Rows) -> Result<()> {
+    unsafe fn push(
+        &self,
+        rank: usize,
+        epoch: u32,
+        chunks: &Chunks,
+        shard: Rows,
+        awaited: Awaited,
+    ) -> Result<()> {
         let state = &self.ranks[rank];
         let first_row = chunks.shards().range(rank).start;
         for peer in push_order(rank, self.ranks.len()) {
@@ -247,9 +266,9 @@ impl AllGather {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
                     let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
-                    self.move_chunk(rank, peer, rank, index, chunks, from, epoch)?;
+                    self.move_chunk((rank, peer), index, chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(rank, peer, epoch)?;
+                self.raise_arrived(rank, peer, epoch, awaited)?;
             }
         }
         Ok(())
@@ -257,7 +276,14 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks, with_side: bool) -> Result<()> {
+    unsafe fn pull(
+        &self,
+        rank: usize,
+        epoch: u32,
+        chunks: &Chunks,
+        with_side: bool,
+        awaited: Awaited,
+    ) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in arrival_order(rank, self.ranks.len()) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
@@ -272,9 +298,9 @@ impl AllGather {
                             self.outbox_layout.rows_at(outbox.address(peer), row, with_side)
                         }
                     };
-                    self.move_chunk(peer, rank, peer, index, chunks, from, epoch)?;
+                    self.move_chunk((peer, rank), index, chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(peer, rank, epoch)?;
+                self.raise_arrived(peer, rank, epoch, awaited)?;
                 let done = std::iter::once(peer);
                 self.acks.raise(&self.signals, &state.link.transfers, rank, done, epoch)?;
             }
@@ -282,32 +308,31 @@ impl AllGather {
         Ok(())
     }
 
-    /// Moves chunk `index` of `shard` from rank `from` to rank `to`, on the stream of whoever moves it.
+    /// Moves chunk `index` of rank `from`'s shard to rank `to`, on the stream of whoever moves it.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
-    #[allow(clippy::too_many_arguments)]
     unsafe fn move_chunk(
         &self,
-        from: usize,
-        to: usize,
-        shard: usize,
+        (from, to): (usize, usize),
         index: usize,
         chunks: &Chunks,
         source: Rows,
         epoch: u32,
+        awaited: Awaited,
     ) -> Result<()> {
-        let rows = chunks.rows(shard, index);
-        let signal = self.signals.word(to, chunks.signal(shard, index));
+        let rows = chunks.rows(from, index);
+        let signal = (awaited == Awaited::Chunks).then(|| chunks.signal(from, index));
+        let raised = signal.filter(|_| !self.is_lost(from, to));
         let place = self.gathered_layout.rows_at(self.gathered(to), rows.start, source.side.is_some());
         let chunk = Chunk {
             from: source.rows,
             to: place.rows,
             bytes: rows.len() * self.spec.row_bytes,
-            signal: if self.is_lost(from, to) { Address::NULL } else { signal },
+            signal: raised.map_or(Address::NULL, |signal| self.signals.word(to, signal)),
         };
         let mover = if self.spec.direction == Direction::Push { from } else { to };
-        let route = (from, to, Some(chunks.signal(shard, index)));
+        let route = (from, to, signal);
         let link = &self.ranks[mover].link;
         // SAFETY: the caller's promise.
         unsafe {
@@ -322,8 +347,8 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32) -> Result<()> {
-        if self.is_lost(from, to) {
+    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32, awaited: Awaited) -> Result<()> {
+        if awaited != Awaited::Shards || self.is_lost(from, to) {
             return Ok(());
         }
         let mover = if self.spec.direction == Direction::Push { from } else { to };
@@ -332,7 +357,7 @@ impl AllGather {
         unsafe { self.arrived.raise(&self.signals, transfers, from, std::iter::once(to), epoch) }
     }
 
-    /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`.
+    /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`, if that is [`Awaited`].
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
@@ -398,7 +423,7 @@ impl AllGather {
         self.ranks.iter().for_each(|rank| rank.link.settle());
     }
 
-    fn is_lost(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
 }

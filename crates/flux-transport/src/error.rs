@@ -10,6 +10,15 @@ pub enum Error {
     /// The sizes make no sense.
     #[error(transparent)]
     Swizzle(#[from] flux_swizzle::Error),
+    /// A way of moving data failed, in its own words.
+    #[error("{0}")]
+    Transfer(#[source] std::sync::Arc<dyn std::error::Error + Send + Sync>),
+    /// A way of moving data that can only move chunks was asked for a whole shard.
+    #[error("the shard of rank {rank} cannot be pushed whole; move it chunk by chunk")]
+    NotWhole {
+        /// The rank.
+        rank: usize,
+    },
     /// A rank outside the group.
     #[error("rank {rank} is out of range; the group has ranks 0 to {}", world_size.saturating_sub(1))]
     RankOutOfRange {

@@ -6,6 +6,7 @@ mod link;
 mod relay;
 mod rows;
 mod scatter;
+mod shard_push;
 mod trace;
 mod transfer;
 
@@ -15,8 +16,9 @@ pub use link::{Members, SignalLoss};
 pub use relay::Target;
 pub use rows::Rows;
 pub use scatter::{Scatter, ScatterSpec};
+pub use shard_push::{PushPlan, PushRoute, PushWay, ShardPush};
 pub use trace::{Moved, TransferLog};
-pub use transfer::{Chunk, DataTransfer, Direction, PeerCopy};
+pub use transfer::{Awaited, Chunk, DataTransfer, Direction, PeerCopy};
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

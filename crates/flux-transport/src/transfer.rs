@@ -1,6 +1,6 @@
 //! How one chunk gets from one rank's memory to another's.
 
-use crate::Result;
+use crate::{Error, PushPlan, PushWay, Result, ShardPush};
 use flux_memory::{Address, Stream};
 
 /// Who moves the data.
@@ -21,6 +21,15 @@ impl std::fmt::Display for Direction {
             Direction::Pull => "pull",
         })
     }
+}
+
+/// What of a gathered call is waited for: only those signals are raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Each chunk, by a GEMM whose gates are the chunks' signals.
+    Chunks,
+    /// Whole shards, by streams.
+    Shards,
 }
 
 /// A contiguous block of rows on its way, and the signal that follows it.
@@ -44,6 +53,25 @@ pub trait DataTransfer: std::fmt::Debug + Send + Sync {
     /// Both ranges and the signal are live, and reachable by the stream's device, until the stream has done this; nobody
     /// else writes to the target meanwhile.
     unsafe fn move_chunk(&self, stream: &Stream, chunk: &Chunk, epoch: u32) -> Result<()>;
+
+    /// Told once for each rank that pushes, before any transfer.
+    fn plan_push(&mut self, _plan: &PushPlan<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// How `push` is to be made; by default chunk by chunk.
+    fn push_way(&self, _push: &ShardPush) -> PushWay {
+        PushWay::ByChunks
+    }
+
+    /// Enqueues on `stream`: move a shard along all routes of its rank's plan, and raise the signals, each visible only after
+    /// its data. Called only if [`DataTransfer::push_way`] says so.
+    ///
+    /// # Safety
+    /// As for [`DataTransfer::move_chunk`]; the peers have acknowledged the previous call, unless this waits for that itself.
+    unsafe fn push_shard(&self, _stream: &Stream, push: &ShardPush) -> Result<()> {
+        Err(Error::NotWhole { rank: push.rank })
+    }
 }
 
 /// Copies by the copy engine, between ranks that can address each other's memory.

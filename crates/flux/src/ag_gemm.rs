@@ -8,13 +8,14 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Push, Result};
 use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, PeerCopy, Rows, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -74,7 +75,7 @@ impl AgGemm {
             op,
             signal_loss,
         };
-        let mut gather = AllGather::new(Box::new(PeerCopy), group.members(), gather)?;
+        let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
@@ -126,7 +127,7 @@ impl AgGemm {
     }
 
     /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
-    /// next call of any rank.
+    /// next call of any rank. The rank's own rows are in it only with [`OpSpec::keep_gathered`].
     pub fn gathered(&self, rank: usize) -> Address {
         self.gather.gathered(rank)
     }
@@ -209,21 +210,37 @@ impl Phased for AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let shard = Rows { rows: call.a, side: call.scales.of_rows() };
+        // Its own rows are multiplied while the host enqueues the transfers. Where ranks share a GPU, GEMMs leave SMs free;
+        // alone it would take those that a push by kernel needs.
+        let gemm_first =
+            path == Path::Fused && (self.spec.push != Push::Kernel || !self.group.is_alone(rank));
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
                 (Phase::Finish, Path::Local) => self.launch(rank, epoch, call, path, schedules, stream),
                 (_, Path::Local) => Ok(()),
-                (Phase::Begin, _) => Ok(self.gather.stage(rank, epoch, call.m, shard, stream)?),
-                (Phase::Transfer, _) => Ok(self.gather.transfer(rank, epoch, call.m, shard)?),
+                (Phase::Begin, _) => {
+                    // A GEMM that goes by shards reads the rank's own rows where the caller has them.
+                    let by_shards = matches!(path, Path::Fused | Path::Chunked);
+                    let keep_own = self.spec.keep_gathered || !by_shards;
+                    self.gather.stage(rank, epoch, call.m, shard, keep_own, stream)?;
+                    if gemm_first {
+                        self.launch(rank, epoch, call, path, schedules, stream)?;
+                    }
+                    Ok(())
+                }
+                (Phase::Transfer, _) => {
+                    let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
+                    Ok(self.gather.transfer(rank, epoch, call.m, shard, awaited)?)
+                }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
-                    let call = &self.of_gathered(rank, call);
                     if matches!(path, Path::Unfused | Path::CommunicationOnly) {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
                     match path {
                         Path::CommunicationOnly => {}
+                        _ if gemm_first => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
                         _ => self.launch(rank, epoch, call, path, schedules, stream)?,
                     }
@@ -257,16 +274,21 @@ impl AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
-        let gathered = Matrix::contiguous(call.a, self.spec.k);
+        let of_gathered = self.of_gathered(rank, call);
+        let gathered = Matrix::contiguous(of_gathered.a, self.spec.k);
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = self.rows(shard, call.m);
-            let part = AgGemmCall {
-                m: rows.len(),
-                a: gathered.rows_from(rows.start, dtype).address,
-                scales: call.scales.rows_from(rows.start),
-                c: call.c.rows_from(rows.start, dtype.result()),
-                ..*call
+            let part = if shard == rank {
+                *call
+            } else {
+                AgGemmCall {
+                    a: gathered.rows_from(rows.start, dtype).address,
+                    scales: of_gathered.scales.rows_from(rows.start),
+                    ..of_gathered
+                }
             };
+            let c = call.c.rows_from(rows.start, dtype.result());
+            let part = AgGemmCall { m: rows.len(), c, ..part };
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gather.wait_for(rank, shard, epoch, stream)?;
@@ -276,7 +298,8 @@ impl AgGemm {
         Ok(())
     }
 
-    /// The GEMM of `call`'s rows, all `m` of them, which are gated if it is fused.
+    /// The GEMM of `call`'s rows, all `m` of them: of all that were gathered, gated if it is fused; else of those that the call
+    /// names.
     ///
     /// # Safety
     /// As for [`AgGemm::enqueue`].
@@ -291,8 +314,14 @@ impl AgGemm {
     ) -> Result<()> {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
         let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
+        let own = if path == Path::Fused { self.rows(rank, rows) } else { 0..0 };
+        let gathered = matches!(path, Path::Fused | Path::Unfused);
+        let operands = if gathered { self.of_gathered(rank, call) } else { *call };
         let params = GemmParams {
-            a: call.a,
+            a: operands.a,
+            own_a: call.a,
+            own_row: kernel_size("the number of rows", own.start)?,
+            own_rows: kernel_size("the number of rows", own.len())?,
             b: call.b.address,
             c: call.c.address,
             lda: self.spec.k as u64,
@@ -311,11 +340,12 @@ impl AgGemm {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
-            scales: call.scales.lowered(),
+            scales: operands.scales.lowered(),
             activation: self.spec.activation,
             shards: Shards::new(rows, world_size)?,
             params,
             destinations: None,
+            must_fold: false,
         };
         let tables = |tiling: &Tiling| match policy {
             Policy::AllGather => self.fused_tables(rank, rows, tiling),

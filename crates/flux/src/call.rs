@@ -3,7 +3,7 @@
 use crate::agreement::{Agreement, Terms};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Result};
+use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
 use flux_swizzle::TileShape;
@@ -31,12 +31,19 @@ pub struct OpSpec {
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
     pub direction: Direction,
+    /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
+    pub push: Push,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
+    /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
+    pub summation: Summation,
     /// Rows in which a shard travels; by default as many as the link needs for its speed. Relayed tiles travel in multiples of
     /// 256 rows: this, rounded up. Over NVLink a whole shard at once is best (finer chunks took 0.4 to 0.7 % longer, on two
     /// H200s), over PCIe 4 to 16 MiB.
     pub chunk_rows: Option<usize>,
+    /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
+    /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
+    pub keep_gathered: bool,
     /// [`crate::GemmAr`] only: the most rows of a call whose tiles go to all ranks at once; with more, each rank sums a
     /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
     /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
@@ -54,8 +61,11 @@ impl OpSpec {
             activation: Activation::None,
             path: PathPreference::Auto,
             direction: Direction::Push,
+            push: Push::Auto,
             delivery: Delivery::Auto,
+            summation: Summation::Auto,
             chunk_rows: None,
+            keep_gathered: false,
             one_shot_rows: None,
         }
     }
@@ -114,9 +124,8 @@ impl Matrix {
     }
 }
 
-/// The checks that every call begins with.
+/// The checks that every part of a call begins with.
 pub(crate) fn check_call(group: &Group, spec: &OpSpec, rank: usize, m: usize, stream: &Stream) -> Result<()> {
-    group.check()?;
     if m > spec.max_m {
         return Err(Error::TooManyRows { m, max_m: spec.max_m });
     }
@@ -268,6 +277,7 @@ unsafe fn in_phases<Op: Phased>(
     calls: &[Op::Call],
     streams: &[&Stream],
 ) -> Result<PathChoice> {
+    op.group().check()?;
     let state = op.state();
     let parts = || ranks.clone().zip(calls.iter().zip(streams));
     // Everything is checked before anything is noted or enqueued: a refused call leaves no trace.
@@ -286,7 +296,7 @@ unsafe fn in_phases<Op: Phased>(
         }
         chosen = Some((terms, choice));
     }
-    let Some((terms, choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
+    let Some((terms, mut choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
     let epochs = ranks.clone().map(|rank| (rank, state.lock(rank).epoch + 1));
     state.agreement.check(epochs, terms)?;
     for rank in ranks.clone() {
@@ -314,6 +324,10 @@ unsafe fn in_phases<Op: Phased>(
                 return Err(error);
             }
         }
+    }
+    if choice.delivery.is_some() {
+        let all_folded = ranks.clone().all(|rank| state.lock(rank).schedules.folded());
+        choice.summation = Some(if all_folded { Summation::Folded } else { Summation::Separate });
     }
     ranks.for_each(|rank| state.lock(rank).broken = false);
     Ok(choice)

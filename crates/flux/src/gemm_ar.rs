@@ -14,12 +14,13 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
+use crate::push::KernelPush;
 use crate::reduction::{self, Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Placement, Stream};
 use flux_swizzle::{Shards, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, Direction, PeerCopy, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// GEMM + AllReduce, built once for a layer and called with any number of rows up to its maximum.
@@ -92,7 +93,7 @@ impl GemmAr {
             *log = log.with_budget(log.budget().saturating_mul(2));
         }
         let mut gather = AllGather::new(
-            Box::new(PeerCopy),
+            KernelPush::boxed(spec.push, group),
             &members,
             AllGatherSpec {
                 max_rows: gathered_rows,
@@ -237,44 +238,45 @@ impl Phased for GemmAr {
             calls.fetch_add(1, Ordering::Relaxed);
         }
         let epoch = calls.load(Ordering::Relaxed);
-        let GemmArCall { m, a, b, scales, bias, .. } = *call;
-        let part = Partial { rank, epoch, path, m, a, b, scales, bias };
+        let GemmArCall { m, a, b, scales, bias, c } = *call;
+        // In two steps, the sum goes to where the peers expect it, or fetch it from.
+        let out = if one_shot || path == Path::Local {
+            c
+        } else {
+            Matrix::contiguous(self.gather.shard(rank, m)?, self.spec.n)
+        };
+        let part = Partial { rank, epoch, path, m, a, b, scales, bias, out };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
-                (Phase::Begin, Path::Local) => reduction.gemm(&part, call.c, schedules, stream),
+                (Phase::Begin, Path::Local) => reduction.gemm(&part, c, schedules, stream),
                 (_, Path::Local) => Ok(()),
-                (Phase::Begin, _) => reduction.begin(&part, schedules, stream),
-                (Phase::Transfer, _) => reduction.transfer(&part, stream),
-                (Phase::Sum, _) if one_shot => reduction.finish(&part, call.c, stream),
-                (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
-                (Phase::Sum, _) => self.sum_own_rows(&part, stream),
-                (Phase::Gather, _) => {
-                    let own_rows = self.gather.shard(rank, call.m)?;
-                    Ok(self.gather.transfer(rank, epoch, call.m, own_rows)?)
+                (Phase::Begin, _) => {
+                    if !one_shot && path == Path::Fused {
+                        self.gather.claim(rank, epoch, stream)?; // the GEMM may fold the sum in
+                    }
+                    reduction.begin(&part, schedules, stream)
                 }
-                (Phase::Finish, _) => self.copy_out(&part, call.c, stream),
+                (Phase::Transfer, _) => reduction.transfer(&part, stream),
+                (Phase::Sum, _) if one_shot => reduction.finish(&part, schedules, stream),
+                (Phase::Sum, _) => {
+                    if path != Path::Fused {
+                        self.gather.claim(rank, epoch, stream)?;
+                    }
+                    reduction.finish(&part, schedules, stream)?;
+                    Ok(self.gather.stage(rank, epoch, m, out.address, true, stream)?)
+                }
+                (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
+                (Phase::Gather, _) => {
+                    Ok(self.gather.transfer(rank, epoch, m, out.address, Awaited::Shards)?)
+                }
+                (Phase::Finish, _) => self.copy_out(&part, c, stream),
             }
         }
     }
 }
 
 impl GemmAr {
-    /// Between the two steps: the sum goes to where the peers expect it, or fetch it from.
-    ///
-    /// # Safety
-    /// As for [`GemmAr::enqueue`].
-    unsafe fn sum_own_rows(&self, part: &Partial, stream: &Stream) -> Result<()> {
-        let &Partial { rank, epoch, m, .. } = part;
-        let own_rows = self.gather.shard(rank, m)?;
-        // SAFETY: the caller's promise; the rows lie in the gather's own buffer, and were claimed.
-        unsafe {
-            self.gather.claim(rank, epoch, stream)?;
-            self.scattered.finish(part, Matrix::contiguous(own_rows, self.spec.n), stream)?;
-            Ok(self.gather.stage(rank, epoch, m, own_rows, stream)?)
-        }
-    }
-
     /// Peers can write only to memory that all ranks can address, so the rows take one more, local step into C: each shard
     /// when it has arrived, while the next ones travel.
     ///

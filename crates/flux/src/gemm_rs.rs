@@ -163,16 +163,16 @@ impl Phased for GemmRs {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let GemmRsCall { m, a, b, scales, bias, .. } = *call;
-        let part = Partial { rank, epoch, path, m, a, b, scales, bias };
+        let GemmRsCall { m, a, b, scales, bias, c } = *call;
+        let part = Partial { rank, epoch, path, m, a, b, scales, bias, out: c };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
-                (Phase::Begin, Path::Local) => self.reduction.gemm(&part, call.c, schedules, stream),
+                (Phase::Begin, Path::Local) => self.reduction.gemm(&part, c, schedules, stream),
                 (_, Path::Local) => Ok(()),
                 (Phase::Begin, _) => self.reduction.begin(&part, schedules, stream),
                 (Phase::Transfer, _) => self.reduction.transfer(&part, stream),
-                (Phase::Sum, _) => self.reduction.finish(&part, call.c, stream),
+                (Phase::Sum, _) => self.reduction.finish(&part, schedules, stream),
                 (Phase::Gather | Phase::Finish, _) => Ok(()),
             }
         }

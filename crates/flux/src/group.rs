@@ -182,12 +182,19 @@ impl Group {
     /// Whether `rank` may be called by itself: not if others share its GPU.
     pub(crate) fn check_alone(&self, rank: usize) -> Result<()> {
         let device = self.device(rank)?;
-        let Some(gpu) = device.as_cuda() else { return Ok(()) };
-        let shares = |other: &&Device| other.as_cuda().is_some_and(|other| other.ordinal() == gpu.ordinal());
-        match self.0.members.devices.iter().filter(shares).count() {
-            0 | 1 => Ok(()),
-            _ => Err(Error::SharedDevice { rank, device: device.to_string() }),
+        if self.is_alone(rank) {
+            Ok(())
+        } else {
+            Err(Error::SharedDevice { rank, device: device.to_string() })
         }
+    }
+
+    /// Whether no other rank runs on `rank`'s GPU.
+    pub(crate) fn is_alone(&self, rank: usize) -> bool {
+        let gpu = |device: &Device| device.as_cuda().map(|gpu| gpu.ordinal());
+        let devices = &self.0.members.devices;
+        let own = devices.get(rank).and_then(gpu);
+        own.is_none() || devices.iter().filter(|&device| gpu(device) == own).count() < 2
     }
 
     pub(crate) fn turns(&self) -> &Turns {

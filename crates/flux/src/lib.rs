@@ -12,9 +12,11 @@ mod gemm_rs;
 mod group;
 mod operation;
 mod plan;
+mod push;
 mod reduction;
 mod scales;
 mod schedules;
+mod summation;
 mod trace;
 mod whole;
 
@@ -32,7 +34,9 @@ pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use operation::{OperandParts, Operation, Part};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use push::Push;
 pub use scales::{Scale, Scales};
+pub use summation::Summation;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::Whole;
 

@@ -1,7 +1,7 @@
 //! Which way a call goes, and why.
 
-use crate::Delivery;
 use crate::delivery::{self, with_delivery};
+use crate::{Delivery, Summation};
 use flux_swizzle::{Shards, TileShape};
 
 /// A copy shorter than this does not reach the link's speed: over NVLink a 4 MiB push runs at 322 of 395 GB/s, a 1 MiB
@@ -16,6 +16,10 @@ const ONE_SHOT_BYTES: usize = 1 << 20;
 
 /// Slots for one-shot calls take W times their rows: no more of them than this, however short they are.
 const ONE_SHOT_ROWS: usize = 256;
+
+/// Between GPUs that can address each other's memory, shards of at most so many bytes are pushed by kernel rather than by
+/// copies, if the caller leaves it to [`crate::Push::Auto`]. None, while it is not measured from which size on copies win.
+pub(crate) const PUSHED_BY_KERNEL_BYTES: usize = 0;
 
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -68,6 +72,9 @@ pub struct PathChoice {
     pub path: Path,
     /// How tiles got to the ranks that sum them, never [`Delivery::Auto`]; none if they did not go by themselves.
     pub delivery: Option<Delivery>,
+    /// Where they were summed, never [`Summation::Auto`]: [`Summation::Folded`] if by every rank that was called; none if
+    /// tiles did not go by themselves.
+    pub summation: Option<Summation>,
     /// The reason, for people.
     pub why: &'static str,
 }
@@ -88,7 +95,7 @@ pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShap
         }
         PathPreference::Auto => (Path::Fused, "shards fill their tiles"),
     };
-    PathChoice { path, delivery: None, why }
+    PathChoice { path, delivery: None, summation: None, why }
 }
 
 /// ReduceScatter: as [`choose`] says; fused, tiles are delivered in one of two ways.
@@ -148,7 +155,7 @@ pub(crate) fn choose_all_reduce(
         (_, _, false) => (path, "as asked; each rank sums a shard of the rows, and the shards are gathered"),
     };
     let delivery = if one_shot { Delivery::Direct } else { delivery.delivery() };
-    PathChoice { path, delivery: (path == Path::Fused).then_some(delivery), why }
+    PathChoice { path, delivery: (path == Path::Fused).then_some(delivery), summation: None, why }
 }
 
 /// The most rows that are reduced one-shot, if the caller does not say.

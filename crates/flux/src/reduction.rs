@@ -12,10 +12,10 @@ use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
-use crate::{Delivery, Group, Matrix, OpSpec, Result};
+use crate::{Delivery, Group, Matrix, OpSpec, Result, Summation};
 use flux_launch::{
-    Activation, Destination, Destinations, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables, Slots, SumParams,
-    Tiling,
+    Activation, Destination, Destinations, FoldParams, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables,
+    Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
 use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
@@ -44,6 +44,8 @@ pub(crate) struct Reduction {
     tile: TileShape,
     pitch: usize,
     delivery: delivery::Choice,
+    /// Fused calls sum in the GEMM's epilogue, where its kernel can.
+    folds: bool,
     weight_shards: Shards,
     scatter: Scatter,
     /// Each rank's, in the order of [`destinations`].
@@ -64,6 +66,8 @@ pub(crate) struct Partial {
     pub(crate) b: Matrix,
     pub(crate) scales: Scales,
     pub(crate) bias: Option<Address>,
+    /// Where the rows go that the rank sums.
+    pub(crate) out: Matrix,
 }
 
 impl Reduction {
@@ -122,6 +126,8 @@ impl Reduction {
             tile,
             pitch,
             delivery,
+            // One-shot, all tiles are a rank's own: each would wait for its peers as soon as it is multiplied.
+            folds: owners == Owners::Shards && spec.summation.folds(group),
             weight_shards: Shards::new(spec.k, world_size)?,
             scatter,
             destinations: tables,
@@ -280,13 +286,26 @@ impl Reduction {
         Ok(())
     }
 
-    /// Sums the rank's rows, and the bias, into `out`, each tile when its signals are up (of its block of rows if
-    /// fused, else one per source), and lets the sources overwrite its slots.
+    /// Sums the rank's rows, and the bias, unless the GEMM has folded that in, and lets the sources overwrite its slots.
     ///
     /// # Safety
-    /// As for [`Reduction::begin`]; nobody else accesses `out`, which has the rank's rows.
-    pub(crate) unsafe fn finish(&self, part: &Partial, out: Matrix, stream: &Stream) -> Result<()> {
-        let rank = part.rank;
+    /// As for [`Reduction::begin`], which came before with the same schedules.
+    pub(crate) unsafe fn finish(&self, part: &Partial, schedules: &Schedules, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.path != Path::Fused || !schedules.folded() {
+                self.sum(part, stream)?;
+            }
+            Ok(self.scatter.release(part.rank, part.epoch, stream)?)
+        }
+    }
+
+    /// Sums each tile when its signals are up: of its block of rows if fused, else one per source.
+    ///
+    /// # Safety
+    /// As for [`Reduction::begin`].
+    unsafe fn sum(&self, part: &Partial, stream: &Stream) -> Result<()> {
+        let &Partial { rank, out, .. } = part;
         let (signals, source_stride, signal_rows) = match part.path {
             Path::Fused => (self.scatter.gates(rank), self.scatter.blocks(), SIGNAL_ROWS),
             _ => (self.scatter.arrived(rank), 1, self.scatter.slot_rows().max(1)),
@@ -308,15 +327,30 @@ impl Reduction {
             wait: self.group.members().faults[rank].bound(self.op),
         };
         // SAFETY: the caller's promise for the output; the rest belongs to this op.
-        unsafe {
-            self.group.launcher(rank).sum(stream, self.spec.dtype, &params)?;
-            self.scatter.release(rank, part.epoch, stream)?;
-        }
-        Ok(())
+        Ok(unsafe { self.group.launcher(rank).sum(stream, self.spec.dtype, &params) }?)
     }
 
-    /// The GEMM by itself: to its tiles' destinations if fused (of `c`, only the pitch counts), else into `c`. The bias is
-    /// added here only if there is no sum over ranks to add it to.
+    /// The sum that a fused call's GEMM is to fold in; none if it is not to.
+    fn fold(&self, part: &Partial) -> Result<FoldParams> {
+        let rank = part.rank;
+        if !self.folds {
+            return Ok(FoldParams::default());
+        }
+        Ok(FoldParams {
+            slots: self.slots(rank),
+            bias: part.bias.unwrap_or_default(),
+            ld_out: part.out.pitch as u64,
+            sources: kernel_size("the world size", self.group.world_size())?,
+            own: kernel_size("the rank", rank)?,
+            slot_rows: kernel_size("the number of rows", self.scatter.slot_rows())?,
+            rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
+            source_stride: kernel_size("the number of blocks of rows", self.scatter.blocks())?,
+            epoch: part.epoch,
+        })
+    }
+
+    /// The GEMM by itself: to its tiles' destinations if fused (of `c`, only the pitch counts), and what is folded in, to
+    /// where the part's sum goes; else into `c`. The bias is added here only if there is no sum over ranks to add it to.
     ///
     /// # Safety
     /// As for [`Reduction::begin`]; nobody else accesses `c`.
@@ -327,7 +361,7 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let Partial { rank, epoch, path, m, a, b, scales, bias } = *part;
+        let Partial { rank, epoch, path, m, a, b, scales, bias, out } = *part;
         let bias = bias.filter(|_| path == Path::Local);
         let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
@@ -337,7 +371,7 @@ impl Reduction {
         let params = GemmParams {
             a: a.address,
             b: b.address,
-            c: c.address,
+            c: if path == Path::Fused { out.address } else { c.address },
             lda: a.pitch as u64,
             ldb: b.pitch as u64,
             ldc: c.pitch as u64,
@@ -349,6 +383,7 @@ impl Reduction {
             gate_epoch: epoch.wrapping_sub(1), // the owners have summed the call before
             epoch,
             destination_count,
+            fold: if path == Path::Fused { self.fold(part)? } else { FoldParams::default() },
             wait: self.group.members().faults[rank].bound(self.op),
             ..GemmParams::default()
         };
@@ -362,6 +397,7 @@ impl Reduction {
             shards: if fused { self.shards(m)? } else { Shards::new(m, 1)? },
             params,
             destinations: fused.then(|| &self.destinations[rank]),
+            must_fold: fused && self.folds && self.spec.summation == Summation::Folded,
         };
         let tables = |tiling: &Tiling| match policy {
             Policy::ReduceScatter => self.fused_tables(rank, m, tiling),

@@ -3,8 +3,8 @@
 use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
-    Activation, DType, Destinations, GemmParams, Launch, Launcher, Policy, Problem, Scales, Schedule,
-    ScheduleTables, Tiling, Trace,
+    Activation, DType, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem, Scales,
+    Schedule, ScheduleTables, Tiling, Trace,
 };
 use flux_memory::{Event, Stream};
 use flux_swizzle::{Shards, TileOrder};
@@ -25,12 +25,22 @@ pub(crate) struct Gemm<'a> {
     pub(crate) params: GemmParams,
     /// ReduceScatter: where tiles go.
     pub(crate) destinations: Option<&'a Destinations>,
+    /// Rather a slower tiling than one for which the sum cannot be folded in.
+    pub(crate) must_fold: bool,
 }
 
 impl Gemm<'_> {
     fn tiling(&self, aligned: bool) -> Result<Tiling> {
         let (n, k) = (self.params.n as usize, self.params.k as usize);
         let problem = Problem { shards: self.shards, n, k, aligned };
+        if self.must_fold {
+            let sources = self.params.fold.sources as usize;
+            for (tiling, _) in self.launcher.tilings(self.dtype, &problem)? {
+                if self.launcher.can_fold(self.dtype, &tiling, sources)? {
+                    return Ok(tiling);
+                }
+            }
+        }
         Ok(self.launcher.tiling(self.dtype, &problem)?)
     }
 }
@@ -50,6 +60,8 @@ type Key = (usize, Policy, bool);
 pub(crate) struct Schedules {
     entries: Vec<Entry>,
     turn: u64,
+    /// The last launch summed its own rows itself.
+    folded: bool,
     /// When the units of the last call happened, if the group is traced.
     trace: Option<Trace>,
 }
@@ -85,7 +97,7 @@ impl Schedules {
         let entries = schedules.into_iter().map(entry).collect::<Result<_>>()?;
         // A call by shards launches once for each.
         let room = || launcher.trace(device, dtype, (tiles, row_tiles), group.world_size());
-        Ok(Self { entries, turn: 0, trace: group.config().trace.then(room).transpose()? })
+        Ok(Self { entries, turn: 0, folded: false, trace: group.config().trace.then(room).transpose()? })
     }
 
     /// A call begins: its launches are what is traced from here on.
@@ -93,6 +105,11 @@ impl Schedules {
         if let Some(trace) = &self.trace {
             trace.begin();
         }
+    }
+
+    /// Whether the last launch summed its own rows itself, as its parameters asked.
+    pub(crate) const fn folded(&self) -> bool {
+        self.folded
     }
 
     /// The trace of the last call's launches.
@@ -110,7 +127,8 @@ impl Schedules {
     }
 
     /// Launches `gemm` with the schedule for its rows and policy; if it is not there, the launcher chooses the tile, and
-    /// `tables` makes a schedule of it.
+    /// `tables` makes a schedule of it. What the parameters ask to fold in is left out if the kernel cannot:
+    /// [`Schedules::folded`].
     ///
     /// # Safety
     /// What the parameters name is live and of the extents that they and `tables` say until `stream` has passed it.
@@ -140,8 +158,12 @@ impl Schedules {
         }
         entry.last_used = self.turn;
         if let Some(tiling) = &entry.tiling {
-            let Gemm { launcher, policy, dtype, scales, activation, destinations, shards, params } = *gemm;
-            let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, ..params };
+            let Gemm { launcher, policy, dtype, scales, activation, destinations, shards, params, .. } =
+                *gemm;
+            let sources = params.fold.sources as usize;
+            self.folded = launcher.can_fold(dtype, tiling, sources)?;
+            let fold = if self.folded { params.fold } else { FoldParams::default() };
+            let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, fold, ..params };
             let (schedule, trace) = (&entry.schedule, self.trace.as_ref());
             let launch = Launch { policy, dtype, scales, activation, tiling, schedule, destinations, trace };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls

@@ -1,7 +1,10 @@
 //! What `flux bench` understands.
 
 use super::shapes::Shape;
-use crate::args::{DeliveryArgument, GroupArguments, TransferArgument, parse_chunk_rows, parse_ranks};
+use crate::args::{
+    DeliveryArgument, GroupArguments, PushArgument, SumArgument, TransferArgument, parse_chunk_rows,
+    parse_ranks,
+};
 use clap::{Args, ValueEnum};
 use flux::{AgGemm, DType, GemmAr, GemmRs, Group, OpSpec, Operation};
 use std::path::PathBuf;
@@ -38,9 +41,15 @@ pub(crate) struct BenchArguments {
     /// the receiver.
     #[arg(long, value_enum)]
     pub(crate) transfer: Option<TransferArgument>,
+    /// ag-gemm and gemm-ar: how pushed shards get to the peers.
+    #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
+    pub(crate) push: PushArgument,
     /// gemm-rs and gemm-ar: how the tiles of a fused call get to the ranks that sum them.
     #[arg(long, value_enum, default_value_t = DeliveryArgument::Auto)]
     pub(crate) delivery: DeliveryArgument,
+    /// gemm-rs and gemm-ar: where the tiles of a fused call are summed.
+    #[arg(long, value_enum, default_value_t = SumArgument::Auto)]
+    pub(crate) sum: SumArgument,
     /// Samples of each contender; by default 15 on GPUs, 5 on the host.
     #[arg(long, value_name = "N", value_parser = parse_extent)]
     pub(crate) samples: Option<usize>,
@@ -75,6 +84,7 @@ ECT          fused - gemm: what of the communication is left to see
 E            1 - ECT(fused) / ECT(unfused): 1 if all of it is hidden, 0 if none
 host         time that enqueueing a fused call takes, per rank
 delivery     gemm-rs and gemm-ar: how the fused call's tiles got to the ranks that sum them, direct or relayed
+sum          gemm-rs and gemm-ar: where these summed them: folded into the GEMM, or in a separate kernel
 
 Default shapes, per rank: m = 1, 16, 64, 256, 512, 1024, 2048, 4096, 8192; (n, k) for ag-gemm (6144, 12288), (7168, 8192), \
 (7168, 4096), (7392, 8192), for gemm-rs and gemm-ar (12288, 6144), (8192, 3584), (4096, 3584), (8192, 3696), for gemm all of \

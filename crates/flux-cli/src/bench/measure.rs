@@ -4,7 +4,7 @@ use super::cublas::Multiplication;
 use super::operands::{Expected, Operands};
 use super::report::{Measured, Role};
 use crate::error::Error;
-use flux::{Delivery, Element, OperandParts, Operation, PathChoice, Stream, Timer};
+use flux::{Delivery, Element, OperandParts, Operation, PathChoice, Stream, Summation, Timer};
 use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -63,6 +63,7 @@ pub(crate) struct Contender<'a, E: Element> {
     error: Option<f64>,
     /// How its verified call delivered its tiles.
     delivery: Option<Delivery>,
+    summation: Option<Summation>,
 }
 
 impl<'a, E: Element> Contender<'a, E> {
@@ -90,6 +91,7 @@ impl<'a, E: Element> Contender<'a, E> {
             timer,
             error: None,
             delivery: None,
+            summation: None,
         })
     }
 
@@ -107,7 +109,9 @@ impl<'a, E: Element> Contender<'a, E> {
     pub(crate) fn verify(&mut self, expected: &Expected) -> Result<f64, Error> {
         self.operands.poison()?;
         self.turn.set(0);
-        self.delivery = self.enqueue()?.and_then(|choice| choice.delivery);
+        let choice = self.enqueue()?;
+        self.delivery = choice.and_then(|choice| choice.delivery);
+        self.summation = choice.and_then(|choice| choice.summation);
         let error = self.operands.deviation(expected)?;
         self.error = Some(error);
         Ok(error)
@@ -183,7 +187,8 @@ pub(crate) fn interleaved<E: Element>(
     }
     let summarise = |((contender, calls), (times, host)): ((&Contender<'_, E>, _), _)| {
         let ((us, spread), (host_us, _)) = (median(times), median(host));
-        Measured { us, spread, calls, host_us, error: contender.error, delivery: contender.delivery }
+        let Contender { error, delivery, summation, .. } = *contender;
+        Measured { us, spread, calls, host_us, error, delivery, summation }
     };
     Ok(contenders.iter().zip(calls).zip(times).map(summarise).collect())
 }

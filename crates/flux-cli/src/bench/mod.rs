@@ -170,6 +170,8 @@ impl<'a, E: Element> Bench<'a, E> {
             machine: Machine::of(&self.group)?,
             direction: self.direction,
             delivery: self.arguments.delivery.into(),
+            summation: self.arguments.sum.into(),
+            push: self.arguments.push.into(),
             chunk_rows: self.arguments.chunk_rows,
             against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
             cublas_version: self.cublas.as_ref().map(|_| Cublas::version()),
@@ -205,6 +207,8 @@ impl<'a, E: Element> Bench<'a, E> {
                 let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
                 (spec.path, spec.direction) = (path, self.direction);
                 spec.delivery = self.arguments.delivery.into();
+                spec.summation = self.arguments.sum.into();
+                spec.push = self.arguments.push.into();
                 spec.chunk_rows = self.arguments.chunk_rows;
                 self.op.build(&self.group, spec)
             };

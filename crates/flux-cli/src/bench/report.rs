@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::measure::{Clock, Protocol};
 use super::shapes::Shape;
 use comfy_table::Table;
-use flux::{DType, Delivery, Direction, Group};
+use flux::{DType, Delivery, Direction, Group, Push, Summation};
 use serde_json::{Value, json};
 
 /// Raised when a field changes its meaning or goes.
@@ -53,6 +53,8 @@ pub(crate) struct Measured {
     pub(crate) error: Option<f64>,
     /// How tiles got to the ranks that sum them, if they went by themselves.
     pub(crate) delivery: Option<Delivery>,
+    /// Where these ranks summed them.
+    pub(crate) summation: Option<Summation>,
 }
 
 /// One shape's figures.
@@ -112,6 +114,11 @@ impl Row {
         self.get(Role::Fused)?.delivery.map(|delivery| delivery.to_string())
     }
 
+    /// Where they were summed.
+    fn summation(&self) -> Option<String> {
+        self.get(Role::Fused)?.summation.map(|summation| summation.to_string())
+    }
+
     fn json(&self) -> Value {
         let shape = |Shape { m, n, k }| json!({ "m": m, "n": n, "k": k });
         let mut row = json!({
@@ -127,6 +134,7 @@ impl Row {
             "chunked_efficiency": self.efficiency(Role::Chunked),
             "chunked_speedup_over_unfused": self.over_unfused(Role::Chunked),
             "delivery": self.delivery(),
+            "sum": self.summation(),
         });
         for role in Role::ALL {
             row[role.name()] = self.get(role).map_or(Value::Null, |measured| {
@@ -146,6 +154,10 @@ pub(crate) struct Report {
     pub(crate) direction: Direction,
     /// As asked.
     pub(crate) delivery: Delivery,
+    /// As asked.
+    pub(crate) summation: Summation,
+    /// As asked.
+    pub(crate) push: Push,
     pub(crate) chunk_rows: Option<usize>,
     pub(crate) against: Against,
     pub(crate) cublas_version: Option<usize>,
@@ -178,6 +190,8 @@ impl Report {
             "devices": devices, "gpu": gpu, "driver": driver,
             "peer_memory": self.group.config().peer_memory.to_string(),
             "transfer": self.direction.to_string(), "delivery": self.delivery.to_string(),
+            "sum": self.summation.to_string(),
+            "push": self.push.to_string(),
             "chunk_rows": self.chunk_rows,
             "against": self.against.name(), "cublas_version": self.cublas_version,
             "samples": self.protocol.samples, "rest_ms": self.protocol.rest.as_secs_f64() * 1e3,
@@ -204,7 +218,7 @@ impl Report {
             &["cuBLAS us", "TFLOP/s", "host us"]
         });
         let delivers = self.rows.iter().any(|row| row.delivery().is_some());
-        header.extend(delivers.then_some("delivery"));
+        header.extend(if delivers { &["delivery", "sum"][..] } else { &[] });
         table.set_header(header);
         for row in &self.rows {
             let Shape { m, n, k } = row.shape;
@@ -219,7 +233,9 @@ impl Report {
             } else {
                 cells.extend([time(row.us(Role::Cublas)), rate(row.tflops(Role::Cublas)), host(Role::Gemm)]);
             }
-            cells.extend(delivers.then(|| row.delivery().unwrap_or("-".into())));
+            if delivers {
+                cells.extend([row.delivery(), row.summation()].map(|way| way.unwrap_or("-".into())));
+            }
             table.add_row(cells);
         }
         for column in table.column_iter_mut() {
@@ -245,7 +261,15 @@ mod tests {
 
     fn row(times: &[(Role, f64)]) -> Row {
         let shape = Shape { m: 100, n: 100, k: 100 };
-        let measured = |us| Measured { us, spread: 0.0, calls: 1, host_us: 1.0, error: None, delivery: None };
+        let measured = |us| Measured {
+            us,
+            spread: 0.0,
+            calls: 1,
+            host_us: 1.0,
+            error: None,
+            delivery: None,
+            summation: None,
+        };
         let measured = times.iter().map(|&(role, us)| (role, measured(us))).collect();
         Row { shape, gemm: shape, whole: shape, measured }
     }

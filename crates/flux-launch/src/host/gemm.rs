@@ -1,8 +1,9 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
+use super::sum::sum_row;
 use super::{Kernel, TILE, epilogue};
 use crate::trace::Record;
-use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, Scales};
+use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, Scales, SumParams};
 use bytemuck::Zeroable;
 use flux_memory::host::{self, now_ns};
 use flux_memory::{Address, WaitSite};
@@ -135,6 +136,10 @@ impl<'a, E: Element> Worker<'a, E> {
                 self.record.stored[0] = self.now();
                 return true;
             }
+            let fold = &self.params.fold;
+            if fold.sources > 0 && row_tile.destination == fold.own {
+                return self.fold(&row_tile, entry, first_column, columns);
+            }
             if !self.gate(&row_tile, entry) {
                 return false;
             }
@@ -146,6 +151,46 @@ impl<'a, E: Element> Worker<'a, E> {
                 self.record.signal = self.now();
             }
         }
+        true
+    }
+
+    /// Sums the tile and the other sources' slots into C, when their signals are up; false if a wait expired.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn fold(&mut self, row_tile: &RowTile, entry: u32, first_column: usize, columns: usize) -> bool {
+        let GemmParams { fold, gates, wait, .. } = self.params;
+        self.record.gate_begin = self.now();
+        let all_up = (0..fold.sources).filter(|&source| source != fold.own).all(|source| {
+            let signal = source * fold.source_stride + row_tile.signal;
+            let word = gates.add(signal as usize * size_of::<u32>());
+            let site = WaitSite { peer: source, tile: entry, signal };
+            // SAFETY: the caller's promise.
+            unsafe { host::wait(wait, word, fold.epoch, site) }
+        });
+        self.record.gate_end = self.now();
+        if !all_up {
+            return false;
+        }
+        let sum = SumParams {
+            slots: fold.slots,
+            source_pitch: u64::from(fold.slot_rows) * self.params.ldc,
+            ld_slot: self.params.ldc,
+            out: self.params.c,
+            ld_out: fold.ld_out,
+            bias: fold.bias,
+            world_size: fold.sources,
+            ..SumParams::default()
+        };
+        for row in 0..row_tile.rows as usize {
+            let sums = &mut self.c[row * TILE.columns..][..columns];
+            let own = &mut self.rounded[..columns];
+            own.iter_mut().zip(&*sums).for_each(|(to, &sum)| *to = E::Result::round(sum));
+            let (row, own) = (row_tile.destination_row as usize + row, Some((fold.own as usize, &*own)));
+            // SAFETY: the caller's promise.
+            unsafe { sum_row::<E::Result>(&sum, row, first_column, sums, &mut self.bias, own) };
+        }
+        self.record.stored[0] = self.now();
         true
     }
 
@@ -208,8 +253,7 @@ impl<'a, E: Element> Worker<'a, E> {
     /// # Safety
     /// As for [`Gemm`].
     unsafe fn multiply(&mut self, row_tile: &RowTile, column_tile: usize, columns: usize) {
-        let (rows, first_row, first_column) =
-            (row_tile.rows as usize, row_tile.row as usize, column_tile * TILE.columns);
+        let (rows, first_column) = (row_tile.rows as usize, column_tile * TILE.columns);
         if self.k == 0 {
             self.c.fill(0.0);
         }
@@ -217,7 +261,12 @@ impl<'a, E: Element> Worker<'a, E> {
             let depth = PANEL.min(self.k - first);
             // SAFETY: the caller's promise.
             unsafe {
-                let GemmParams { a, lda, b, ldb, .. } = *self.params;
+                let GemmParams { lda, b, ldb, own_row, own_rows, .. } = *self.params;
+                let of_own = row_tile.row.wrapping_sub(own_row);
+                let (a, first_row) = match of_own < own_rows {
+                    true => (self.params.own_a, of_own as usize),
+                    false => (self.params.a, row_tile.row as usize),
+                };
                 widen_rows::<E>(a, lda, first_row..first_row + rows, first..first + depth, &mut self.a);
                 if self.b_holds != Some((column_tile, first)) {
                     let b_rows = first_column..first_column + columns;

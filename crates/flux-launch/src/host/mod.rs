@@ -4,6 +4,7 @@
 
 mod epilogue;
 mod gemm;
+pub(crate) mod push;
 mod sum;
 
 pub(crate) use gemm::Gemm;

@@ -30,7 +30,7 @@ impl Kernel for SumParams {
                 let columns = TILE.columns.min(self.n as usize - column);
                 for row in row..(row + TILE.rows).min(self.rows as usize) {
                     // SAFETY: the caller's promise.
-                    unsafe { sum_row::<E>(&self, row, column, &mut sums[..columns], &mut widened) };
+                    unsafe { sum_row::<E>(&self, row, column, &mut sums[..columns], &mut widened, None) };
                 }
             }
         });
@@ -49,21 +49,28 @@ unsafe fn wait(params: &SumParams, row_tile: u32, column_tile: u32) -> bool {
     })
 }
 
+/// Sums as many columns as `sums` has, from `column` on. What `own` says is in the slot of a source is not read from there.
+///
 /// # Safety
 /// As for [`Kernel::run`].
-unsafe fn sum_row<E: Element>(
+pub(super) unsafe fn sum_row<E: Element>(
     params: &SumParams,
     row: usize,
     column: usize,
     sums: &mut [f32],
     widened: &mut [f32],
+    own: Option<(usize, &[E])>,
 ) {
     sums.fill(0.0);
+    let widened = &mut widened[..sums.len()];
     for source in 0..params.world_size as usize {
         let offset = source * params.source_pitch as usize + row * params.ld_slot as usize + column;
-        // SAFETY: the caller's promise.
-        let slot = unsafe { std::slice::from_raw_parts(params.slots.as_ptr::<E>().add(offset), sums.len()) };
-        E::widen(slot, widened);
+        let part = match own {
+            Some((own, part)) if own == source => part,
+            // SAFETY: the caller's promise.
+            _ => unsafe { std::slice::from_raw_parts(params.slots.as_ptr::<E>().add(offset), sums.len()) },
+        };
+        E::widen(part, widened);
         sums.iter_mut().zip(widened.iter()).for_each(|(sum, &part)| *sum += part);
     }
     // SAFETY: the caller's promise: a bias has as many elements as the output has columns.

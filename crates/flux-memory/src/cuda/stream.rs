@@ -10,8 +10,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `cuStreamBatchMemOp` takes at most 256 operations.
-const BATCH: usize = 256;
+/// Operations of one `cuStreamBatchMemOp`, which takes at most 256: few, because room for all is zeroed for each batch, and
+/// enough for a wait for 30 peers.
+const BATCH: usize = 32;
 
 /// `cuMemcpy2DAsync` takes no larger pitch: what every device's `CU_DEVICE_ATTRIBUTE_MAX_PITCH` says.
 const MAX_PITCH: usize = i32::MAX.cast_unsigned() as usize;

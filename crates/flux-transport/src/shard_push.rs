@@ -1,0 +1,153 @@
+//! A whole shard pushed to all peers at once, where the way of moving data can do that: then the host's part does not grow
+//! with the peers and chunks.
+
+use crate::{AllGather, Awaited, Chunk, Direction, Members, Result, Rows};
+use flux_memory::{Address, Device, WaitBound};
+use flux_swizzle::{Chunks, push_order};
+
+/// Where a rank's shard goes at one peer.
+#[derive(Clone, Copy, Debug)]
+pub struct PushRoute {
+    /// The peer.
+    pub peer: usize,
+    /// Its gathered rows.
+    pub gathered: Address,
+    /// Its signal of the rank's first chunk, which the next chunks' follow; [`Address::NULL`] if they are not to be raised.
+    pub signals: Address,
+    /// Its signal of the rank's whole shard; [`Address::NULL`] likewise.
+    pub arrived: Address,
+    /// The rank's own word in which the peer acknowledges, and the word's number.
+    pub ack: (Address, usize),
+}
+
+/// What stays the same of a rank's pushes.
+#[derive(Clone, Debug)]
+pub struct PushPlan<'a> {
+    /// The rank that pushes.
+    pub rank: usize,
+    /// Its device.
+    pub device: &'a Device,
+    /// In the order in which the peers are served.
+    pub routes: Vec<PushRoute>,
+    /// The most chunks of a shard.
+    pub chunks: usize,
+    /// The bound of every wait.
+    pub wait: WaitBound,
+}
+
+/// A rank's shard in one call. It has at least one chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardPush {
+    /// The rank that pushes.
+    pub rank: usize,
+    /// Its shard.
+    pub shard: Address,
+    /// Where the shard begins among the gathered rows, in bytes.
+    pub offset: usize,
+    /// Its size.
+    pub bytes: usize,
+    /// Size of a chunk; the last one may be shorter.
+    pub chunk_bytes: usize,
+    /// How many chunks it is.
+    pub chunks: usize,
+    /// What signals are raised to. The peers must have acknowledged the call before.
+    pub epoch: u32,
+    /// Which signals are raised.
+    pub awaited: Awaited,
+}
+
+/// How a shard is to be pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushWay {
+    /// Each chunk to each peer by itself: [`crate::DataTransfer::move_chunk`].
+    ByChunks,
+    /// All at once, when the stream has seen all acknowledgements: [`crate::DataTransfer::push_shard`].
+    Acknowledged,
+    /// All at once, and that waits for each peer's acknowledgement before it writes there.
+    Whole,
+}
+
+impl AllGather {
+    /// Tells the way of moving data what stays the same from call to call.
+    pub(crate) fn plan_pushes(&mut self, members: &Members) -> Result<()> {
+        let world_size = members.world_size();
+        // A traced push goes chunk by chunk, each between its stamps.
+        if self.spec.direction != Direction::Push || members.trace || world_size < 2 {
+            return Ok(());
+        }
+        for rank in 0..world_size {
+            let route = |peer| {
+                let word = |index| match self.is_lost(rank, peer) {
+                    false => self.signals.word(peer, index),
+                    true => Address::NULL,
+                };
+                PushRoute {
+                    peer,
+                    gathered: self.gathered(peer),
+                    signals: word(self.largest.signal(rank, 0)),
+                    arrived: word(self.arrived.first + rank),
+                    ack: (self.acks.word(&self.signals, rank, peer), self.acks.first + peer),
+                }
+            };
+            let plan = PushPlan {
+                rank,
+                device: &members.devices[rank],
+                routes: push_order(rank, world_size).map(route).collect(),
+                chunks: self.largest.signal(1, 0),
+                wait: members.faults[rank].bound(self.spec.op),
+            };
+            self.transfer.plan_push(&plan)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes `rank`'s shard to all peers at once; false, with nothing done, if it is to go chunk by chunk.
+    ///
+    /// # Safety
+    /// As for [`AllGather::stage`].
+    pub(crate) unsafe fn push_whole(
+        &self,
+        rank: usize,
+        epoch: u32,
+        chunks: &Chunks,
+        shard: Rows,
+        awaited: Awaited,
+    ) -> Result<bool> {
+        let (rows, row_bytes) = (chunks.shards().range(rank), self.spec.row_bytes);
+        let push = ShardPush {
+            rank,
+            shard: shard.rows,
+            offset: rows.start * row_bytes,
+            bytes: rows.len() * row_bytes,
+            chunk_bytes: chunks.chunk_rows().saturating_mul(row_bytes),
+            chunks: chunks.count(rank),
+            epoch,
+            awaited,
+        };
+        let link = &self.ranks[rank].link;
+        if link.log.is_some() || push.chunks == 0 || push.bytes == 0 {
+            return Ok(false);
+        }
+        // SAFETY: the caller's promise; the peers have acknowledged the previous call before their rows are overwritten.
+        unsafe {
+            let way = self.transfer.push_way(&push);
+            if way == PushWay::ByChunks {
+                return Ok(false);
+            }
+            if way == PushWay::Acknowledged || shard.side.is_some() {
+                link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+            }
+            // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
+            for peer in push_order(rank, self.ranks.len()) {
+                let to = self.gathered_layout.rows_at(self.gathered(peer), rows.start, true).side;
+                if let (Some(from), Some(to)) = (shard.side, to) {
+                    let bytes = rows.len() * self.spec.side_bytes;
+                    let side = Chunk { from, to, bytes, signal: Address::NULL };
+                    self.transfer.move_chunk(&link.transfers, &side, epoch)?;
+                }
+            }
+            self.transfer.push_shard(&link.transfers, &push)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,199 @@
+//! How the shards of an AllGather are pushed: a copy for each chunk and peer, or one kernel for each rank.
+
+use crate::{Group, Placement, Result, plan};
+use flux_launch::{PushParams, PushPeer};
+use flux_memory::{Buffer, Stream, WaitBound};
+use flux_transport::{Awaited, Chunk, DataTransfer, PeerCopy, PushPlan, PushRoute, PushWay, ShardPush};
+use std::sync::Arc;
+
+/// How the shards of an AllGather get from a rank to its peers, where [`crate::Direction::Push`] is the direction. Where the
+/// kernel cannot do it (rows that do not begin at multiples of 16 bytes, peers in pinned host memory, traced groups), copies
+/// do, whatever was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Push {
+    /// By kernel where ranks share a GPU: there copies run on SMs anyway, and each costs the host 4 µs, measured on an H200.
+    /// By copy elsewhere.
+    #[default]
+    Auto,
+    /// By copies, one for each chunk and peer. Between GPUs they take no SM.
+    Copies,
+    /// By one kernel for each rank, launched before the GEMM: it takes some SMs while the shard is on its way, and the host
+    /// one launch.
+    Kernel,
+}
+
+impl std::fmt::Display for Push {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Push::Auto => "auto",
+            Push::Copies => "copies",
+            Push::Kernel => "kernel",
+        })
+    }
+}
+
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug)]
+struct Surroundings {
+    on_gpu: bool,
+    shares_gpu: bool,
+    peer_memory: Placement,
+}
+
+/// Shards of at most so many bytes are pushed by kernel.
+fn kernel_bytes(asked: Push, at: Surroundings) -> usize {
+    match asked {
+        Push::Copies => 0,
+        _ if at.peer_memory == Placement::PinnedHost => 0,
+        Push::Kernel => usize::MAX,
+        Push::Auto if !at.on_gpu => 0,
+        Push::Auto if at.shares_gpu => usize::MAX,
+        Push::Auto => plan::PUSHED_BY_KERNEL_BYTES,
+    }
+}
+
+/// Pushes whole shards by kernel where that is chosen; everything else by copy engine.
+#[derive(Debug)]
+pub(crate) struct KernelPush {
+    asked: Push,
+    /// By rank.
+    ranks: Vec<Option<Pusher>>,
+    group: Group,
+}
+
+/// What one rank's launches take.
+#[derive(Debug)]
+struct Pusher {
+    kernel_bytes: usize,
+    /// Whether the kernel waits for the acknowledgements itself. Not where ranks share a GPU: its waiting blocks could take
+    /// the SMs that the GEMM of a peer needs to run at all, which is what is waited for.
+    awaits_acks: bool,
+    peers: Buffer,
+    peer_count: u32,
+    counters: Buffer,
+    wait: WaitBound,
+}
+
+impl KernelPush {
+    pub(crate) fn boxed(asked: Push, group: &Group) -> Box<dyn DataTransfer> {
+        let ranks = group.local_ranks().map(|_| None).collect();
+        Box::new(Self { asked, ranks, group: group.clone() })
+    }
+
+    fn pusher(&self, plan: &PushPlan<'_>) -> Result<Option<Pusher>> {
+        let shares_gpu = !self.group.is_alone(plan.rank);
+        let on_gpu = plan.device.as_cuda().is_some();
+        let at = Surroundings { on_gpu, shares_gpu, peer_memory: self.group.config().peer_memory };
+        let kernel_bytes = kernel_bytes(self.asked, at);
+        if kernel_bytes == 0 {
+            return Ok(None);
+        }
+        self.group.launcher(plan.rank).prepare_push()?;
+        let peers: Vec<_> = plan.routes.iter().map(entry).collect();
+        let stream = plan.device.stream()?;
+        let upload = |bytes: &[u8]| {
+            let buffer = Buffer::allocate(plan.device, bytes.len(), Placement::Device)?;
+            buffer.upload(&stream, 0, bytes).map(|()| buffer)
+        };
+        Ok(Some(Pusher {
+            kernel_bytes,
+            awaits_acks: !(on_gpu && shares_gpu),
+            peer_count: number(peers.len()),
+            counters: upload(&vec![0; peers.len() * plan.chunks.max(1) * size_of::<u32>()])?,
+            peers: upload(bytemuck::cast_slice(&peers))?,
+            wait: plan.wait,
+        }))
+    }
+}
+
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+fn entry(route: &PushRoute) -> PushPeer {
+    let PushRoute { peer, gathered, signals, arrived, ack: (ack, ack_signal) } = *route;
+    PushPeer { gathered, signals, arrived, ack, peer: number(peer), ack_signal: number(ack_signal) }
+}
+
+impl Pusher {
+    fn params(&self, push: &ShardPush) -> PushParams {
+        PushParams {
+            shard: push.shard,
+            offset: push.offset as u64,
+            bytes: push.bytes as u64,
+            // Of a single chunk, which the shard need not fill, the size says nothing.
+            chunk_bytes: push.chunk_bytes.min(push.bytes) as u64,
+            peers: self.peers.address(),
+            counters: self.counters.address(),
+            peer_count: self.peer_count,
+            chunks: number(push.chunks),
+            epoch: push.epoch,
+            ack_epoch: push.epoch.wrapping_sub(1),
+            awaits_acks: u32::from(self.awaits_acks),
+            by_shard: u32::from(push.awaited == Awaited::Shards),
+            wait: self.wait,
+        }
+    }
+}
+
+impl DataTransfer for KernelPush {
+    unsafe fn move_chunk(&self, stream: &Stream, chunk: &Chunk, epoch: u32) -> flux_transport::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { PeerCopy.move_chunk(stream, chunk, epoch) }
+    }
+
+    fn plan_push(&mut self, plan: &PushPlan<'_>) -> flux_transport::Result<()> {
+        let pusher = self.pusher(plan).map_err(|error| flux_transport::Error::Transfer(Arc::new(error)))?;
+        if let Some(rank) = self.ranks.get_mut(plan.rank) {
+            *rank = pusher;
+        }
+        Ok(())
+    }
+
+    fn push_way(&self, push: &ShardPush) -> PushWay {
+        match self.ranks.get(push.rank) {
+            Some(Some(pusher)) if push.bytes <= pusher.kernel_bytes && pusher.params(push).is_aligned() => {
+                if pusher.awaits_acks {
+                    PushWay::Whole
+                } else {
+                    PushWay::Acknowledged
+                }
+            }
+            _ => PushWay::ByChunks,
+        }
+    }
+
+    unsafe fn push_shard(&self, stream: &Stream, push: &ShardPush) -> flux_transport::Result<()> {
+        let Some(Some(pusher)) = self.ranks.get(push.rank) else {
+            return Err(flux_transport::Error::NotWhole { rank: push.rank });
+        };
+        // SAFETY: the caller's promise; the table and the counters live as long as this, and a rank's pushes come one after
+        // the other, on its transfer stream.
+        unsafe { self.group.launcher(push.rank).push(stream, &pusher.params(push)) }
+            .map_err(|error| flux_transport::Error::Transfer(Arc::new(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_pushes_by_kernel_where_copies_would_run_on_sms() {
+        use Placement::{Device, PinnedHost};
+        let between_gpus = plan::PUSHED_BY_KERNEL_BYTES;
+        for (on_gpu, shares_gpu, peer_memory, auto, asked) in [
+            (true, true, Device, usize::MAX, usize::MAX),
+            (true, false, Device, between_gpus, usize::MAX),
+            (true, true, PinnedHost, 0, 0),
+            (true, false, PinnedHost, 0, 0),
+            (false, true, Device, 0, usize::MAX),
+            (false, true, PinnedHost, 0, 0),
+        ] {
+            let at = Surroundings { on_gpu, shares_gpu, peer_memory };
+            assert_eq!(kernel_bytes(Push::Auto, at), auto, "{at:?}");
+            assert_eq!(kernel_bytes(Push::Kernel, at), asked, "{at:?}");
+            assert_eq!(kernel_bytes(Push::Copies, at), 0, "{at:?}");
+        }
+    }
+}

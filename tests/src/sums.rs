@@ -1,0 +1,79 @@
+//! A ReduceScatter's sum gives the same bits wherever it is computed, on any backend.
+
+use crate::data::{Fill, matrix, product, relative_error};
+use crate::epilogues::finish;
+use crate::run::{self, Buffers, Given};
+use crate::table::{Case, bound};
+use flux::{Activation, Delivery, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, PathPreference, Summation};
+use half::{bf16, f16};
+
+/// Checks that sums that are folded into the GEMM have the bits of separate ones, with and without a bias, of tiles that are
+/// delivered directly and relayed, of GEMM+ReduceScatter and of GEMM+AllReduce in two steps, call after call; and that they
+/// were folded where `can_fold`. `group` makes a group of that many ranks.
+pub fn check(case: Case, can_fold: bool, group: &dyn Fn(usize) -> Group) {
+    let group = group(case.world_size);
+    check_dtype::<bf16>(case, can_fold, &group);
+    check_dtype::<f16>(case, can_fold, &group);
+    check_dtype::<E4m3>(case, can_fold, &group);
+}
+
+fn check_dtype<E: Element>(case: Case, can_fold: bool, group: &Group) {
+    let Case { m, n, k, .. } = case;
+    let (a, b) = (matrix::<E>(m * k, Fill::Normal, 1), matrix::<E>(n * k, Fill::Normal, 2));
+    let bias = matrix::<E::Result>(n, Fill::Normal, 3);
+    let plain = product(&a, &b, m, n, k);
+    for bias in [None, Some(&bias[..])] {
+        let reference = finish(&plain, n, bias, Activation::None);
+        let mut bits = Vec::new();
+        for summation in [Summation::Separate, Summation::Folded] {
+            for delivery in [Delivery::Direct, Delivery::Relayed] {
+                let mut spec = OpSpec::new(n, k, m, E::DTYPE);
+                (spec.path, spec.delivery, spec.summation) = (PathPreference::Fused, delivery, summation);
+                spec.one_shot_rows = Some(0);
+                let what = format!(
+                    "{case:?} {} {delivery} {summation}, bias {}, {}",
+                    E::DTYPE,
+                    bias.is_some(),
+                    group.world_size()
+                );
+                let used = if can_fold { summation } else { Summation::Separate };
+                let mut check = |c: Vec<E::Result>| {
+                    let error = relative_error(&c, &reference);
+                    assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
+                    let c = bytemuck::cast_slice::<E::Result, u8>(&c).to_vec();
+                    if bits.is_empty() {
+                        bits.clone_from(&c);
+                    }
+                    assert!(bits == c, "{what}: other bits than a separate sum");
+                };
+                calls(
+                    group,
+                    &GemmRs::new(group, spec.clone()).unwrap(),
+                    case,
+                    used,
+                    (&a, &b, bias),
+                    &mut check,
+                );
+                calls(group, &GemmAr::new(group, spec).unwrap(), case, used, (&a, &b, bias), &mut check);
+            }
+        }
+    }
+}
+
+/// Two calls, with one of fewer rows in between.
+fn calls<E: Element, Op: Buffers>(
+    group: &Group,
+    op: &Op,
+    Case { m, k, .. }: Case,
+    used: Summation,
+    (a, b, bias): Given<'_, E>,
+    check: &mut dyn FnMut(Vec<E::Result>),
+) {
+    for rows in [m, m * 2 / 3, m] {
+        let outcome = run::any(group, op, rows, (&a[..rows * k], b, bias)).unwrap();
+        if rows == m {
+            assert_eq!(outcome.choice.summation, Some(used), "m = {m}: {:?}", outcome.choice);
+            check(outcome.c);
+        }
+    }
+}

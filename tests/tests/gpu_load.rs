@@ -1,0 +1,72 @@
+//! How long the driver takes to load each kernel: compiling it the first time, and from its cache afterwards. Compiling is
+//! cached by the user's driver for all processes, so this runs itself twice with a cache of its own.
+#![allow(clippy::print_stdout)] // the figures are the point
+
+use cudarc::driver::sys;
+use flux_memory::Device;
+use flux_memory::cuda::check;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const COLD: Duration = Duration::from_millis(500);
+const CACHED: Duration = Duration::from_millis(1);
+
+/// Prints for every kernel that this GPU can run how many microseconds it takes to load.
+#[test]
+#[ignore = "run by the test below, in processes of its own"]
+fn load_all() {
+    let device = Device::cuda(0).expect("this test needs a GPU");
+    device.as_cuda().unwrap().bind().unwrap();
+    for kernel in flux_launch::catalogue().unwrap().values() {
+        let ptx = CString::new(kernel.ptx().unwrap()).unwrap();
+        let mut module = std::ptr::null_mut();
+        let begin = Instant::now();
+        // SAFETY: the PTX is zero-terminated, the result has a valid place, and the module is unloaded once.
+        let loaded = unsafe { sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()) };
+        let elapsed = begin.elapsed();
+        if check("cuModuleLoadData", loaded).is_ok() {
+            println!("loaded {} {}", kernel.name, elapsed.as_micros());
+            // SAFETY: as above.
+            check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) }).unwrap();
+        }
+    }
+}
+
+/// The kernels' times in µs, in a process whose driver keeps what it compiles in `cache`.
+fn times(cache: &std::path::Path) -> BTreeMap<String, u64> {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "load_all", "--nocapture"])
+        .env("CUDA_CACHE_PATH", cache)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let time = |line: &str| {
+        let (_, rest) = line.split_once("loaded ")?;
+        let (name, us) = rest.split_once(' ')?;
+        Some((name.to_owned(), us.parse().ok()?))
+    };
+    text.lines().filter_map(time).collect()
+}
+
+#[test]
+fn kernels_load_in_time() {
+    let cache = std::env::temp_dir().join(format!("flux-load-{}", std::process::id()));
+    std::fs::create_dir_all(&cache).unwrap();
+    let (cold, cached) = (times(&cache), times(&cache));
+    std::fs::remove_dir_all(&cache).unwrap();
+    assert!(!cold.is_empty() && cold.len() == cached.len());
+    println!("kernel                                cold ms  cached ms");
+    for (name, us) in &cold {
+        println!("{name:<36} {:>8.1} {:>10.3}", *us as f64 / 1e3, cached[name] as f64 / 1e3);
+    }
+    let bytes: usize =
+        flux_launch::catalogue().unwrap().values().map(|kernel| kernel.ptx().unwrap().len()).sum();
+    println!("{} kernels, {bytes} bytes of PTX embedded", cold.len());
+    for (times, limit) in [(cold, COLD), (cached, CACHED)] {
+        let slow: Vec<_> = times.iter().filter(|&(_, us)| Duration::from_micros(*us) > limit).collect();
+        assert!(slow.is_empty(), "longer than {limit:?}: {slow:?}");
+    }
+}
