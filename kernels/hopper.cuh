@@ -29,7 +29,7 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
 template <int kPlaces>
 struct Ring {
   u32 place = 0, lap = 0;
-  __device__ __forceinline__ void next() {
+  DEVICE_METHOD void next() {
     if (++place == kPlaces) place = 0, lap ^= 1;
   }
 };
@@ -65,6 +65,15 @@ DEVICE void store_box(const TensorMap* map, u32 from, u32 x, u32 y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x),
                "r"(y), "r"(from)
                : "memory");
+}
+// Bytes that follow each other: addresses and sizes are multiples of 16.
+DEVICE void load_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+DEVICE void store_bytes(u64 to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 DEVICE void store_box_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // All but the last `kPending` groups of stores have read their shared memory.

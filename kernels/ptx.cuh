@@ -4,6 +4,7 @@
 #include "params.cuh"
 
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_METHOD __device__ __forceinline__
 
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 

@@ -5,38 +5,16 @@
 // more time than the bytes are worth. Blocks wait for nothing, and so need not run at once, unless the kernel is to wait for
 // the peers' acknowledgements, which is for a rank that has its GPU to itself.
 //
-// Compiled once (variants.toml) with these defined: ENTRY, TILE_N.
+// Compiled for Hopper, and for all other GPUs (variants.toml). Defined: ENTRY, TILE_N; for Hopper BUFFERS.
 
 #include "signals.cuh"
+#ifdef BUFFERS
+#include "move_bulk.cuh"
+#else
+#include "move_vectors.cuh"
+#endif
 
-static const u32 kThreads = 256;
-static const u32 kVector = 16;                          // bytes of an access
-static const u32 kLoads = TILE_N / kVector / kThreads;  // in flight in each thread
-static const u32 kBlocksPerSm = 6;  // what all GPUs have threads for; with 32 registers it is 8 where there are 2,048
 static const u32 kNoTile = ~0u;  // no tile waits
-static_assert(kLoads * kVector * kThreads == TILE_N, "a block moves whole vectors");
-
-// This block's part of `bytes` bytes: steps of TILE_N bytes in turn, and what is left over for one of the blocks.
-DEVICE void move_part(u64 to, u64 from, u64 bytes) {
-  const u32 steps = (u32)(bytes / TILE_N);
-  u32 step = blockIdx.x;
-  for (; step < steps; step += gridDim.x) {
-    const u64 at = (u64)step * TILE_N + threadIdx.x * kVector;
-    const void* source = (const void*)(from + at);
-    void* target = (void*)(to + at);
-    u32 v[kLoads][4];
-#pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) load_global_16(v[i], (const u8*)source + i * (kThreads * kVector));
-#pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) store_global_16((u8*)target + i * (kThreads * kVector), v[i]);
-  }
-  if (step != steps) return;
-  for (u64 at = (u64)steps * TILE_N + threadIdx.x * kVector; at < bytes; at += kThreads * kVector) {
-    u32 v[4];
-    load_global_16(v, (const void*)(from + at));
-    store_global_16((void*)(to + at), v);
-  }
-}
 
 // Counts this block's part as written; whoever counts the last part of a chunk raises its signal. Blocks take the chunks in
 // order, so when the last chunk is counted, all before it are written. One thread, behind a barrier of its block.
@@ -52,17 +30,19 @@ DEVICE void count_part(const PushParams& p, const PushPeer& peer, u32 counter, u
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) ENTRY(const __grid_constant__ PushParams p) {
+  Mover mover;
+  mover.begin();
   for (u32 index = 0; index < p.peer_count; ++index) {
     const PushPeer& peer = ((const PushPeer*)p.peers)[index];
     if (p.awaits_acks != 0) {
       const bool failed = threadIdx.x == 0 &&
                           !wait_for(p.wait, peer.ack, p.ack_epoch, peer.peer, kNoTile, peer.ack_signal);
       if (__syncthreads_or(failed)) return;
+      if (threadIdx.x == 0) mover.acquired();
     }
     for (u32 chunk = 0; chunk < p.chunks; ++chunk) {
       const u64 begin = chunk * p.chunk_bytes, bytes = min(p.chunk_bytes, p.bytes - begin);
-      move_part(peer.gathered + p.offset + begin, p.shard + begin, bytes);
-      __syncthreads();
+      mover.move_part(peer.gathered + p.offset + begin, p.shard + begin, bytes);
       if (threadIdx.x == 0) count_part(p, peer, index * p.chunks + chunk, chunk);
     }
   }

@@ -2,29 +2,34 @@
 
 use crate::data::{Fill, matrix, product};
 use crate::run;
-use flux::{Address, AgGemm, Buffer, DType, Device, GemmAr, Group, OpSpec, PathPreference, Placement, Push};
+use flux::{
+    Address, AgGemm, Buffer, DType, Device, End, GemmAr, Group, OpSpec, PathPreference, Placement, Push,
+    Taper,
+};
 use flux_launch::{Launcher, PushParams, PushPeer};
 use flux_memory::{FaultLog, WaitSite};
 use half::bf16;
 use std::time::Duration;
 
 /// Whole chunks of 16 bytes, shards that end inside a chunk, rows that the kernel cannot take, fewer rows than ranks, none, and
-/// shards of many steps of a block. One operation makes calls of several sizes.
+/// shards of many steps of a block, and chunks that are finer at one end. One operation makes calls of several sizes.
 pub fn check(world_size: usize, group: &dyn Fn(usize) -> Group) {
     let group = group(world_size);
-    for (n, k, max_m, chunk_rows) in [
-        (24, 8, 41, Some(1)),
-        (16, 72, 333, Some(10)),
-        (40, 20, 70, Some(3)),
-        (64, 520, 700, None),
-        (8, 1032, 500, Some(64)),
+    let finer = Taper { end: End::Last, finer: [3, 2, 1], grain: 8 };
+    for (n, k, max_m, chunk_rows, taper) in [
+        (24, 8, 41, Some(1), None),
+        (16, 72, 333, Some(10), None),
+        (40, 20, 70, Some(3), None),
+        (64, 520, 700, None, None),
+        (8, 1032, 500, Some(64), None),
+        (16, 72, 333, Some(64), Some(finer)),
     ] {
         let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 3), matrix::<bf16>(n * k, Fill::Integers, 4));
         let reference = product(&a, &b, max_m, n, k);
         for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
             for push in [Push::Auto, Push::Copies, Push::Kernel] {
                 let mut spec = OpSpec::new(n, k, max_m, DType::Bf16);
-                (spec.path, spec.push, spec.chunk_rows) = (path, push, chunk_rows);
+                (spec.path, spec.push, spec.chunk_rows, spec.taper) = (path, push, chunk_rows, taper);
                 let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                 spec.one_shot_rows = Some(0);
                 let reduced = GemmAr::new(&group, spec).unwrap();

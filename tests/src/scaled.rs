@@ -5,8 +5,8 @@ use crate::epilogues::finish;
 use crate::run::{self, Buffers};
 use crate::table::{Case, WAYS, bound};
 use flux::{
-    Activation, AgGemm, Buffer, DType, Delivery, Direction, E4m3, GemmAr, GemmRs, Group, Matrix, OpSpec,
-    OperandParts, Operation, Path, PathPreference, Placement, Push, Scale, Scales, Summation,
+    Activation, AgGemm, Buffer, DType, Delivery, Direction, E4m3, End, GemmAr, GemmRs, Group, Matrix, OpSpec,
+    OperandParts, Operation, Path, PathPreference, Placement, Push, Scale, Scales, Summation, Taper,
 };
 use half::bf16;
 
@@ -112,19 +112,24 @@ fn exact(values: &[f64]) -> bool {
 }
 
 /// Checks that scales of rows arrive with their rows however shards are pushed, call after call, also of fewer rows: rows that the
-/// push kernel can take, and ones that it cannot.
+/// push kernel can take, ones that it cannot, and chunks that are finer at one end.
 pub fn check_pushes(world_size: usize, group: &dyn Fn(usize) -> Group) {
     let group = &group(world_size);
-    for (n, k, max_m, chunk_rows) in
-        [(24, 16, 41, Some(1)), (16, 80, 333, Some(10)), (40, 20, 70, Some(3)), (64, 528, 700, None)]
-    {
+    let finer = Taper { end: End::Last, finer: [3, 2, 1], grain: 8 };
+    for (n, k, max_m, chunk_rows, taper) in [
+        (24, 16, 41, Some(1), None),
+        (16, 80, 333, Some(10), None),
+        (40, 20, 70, Some(3), None),
+        (64, 528, 700, None, None),
+        (16, 80, 333, Some(64), Some(finer)),
+    ] {
         let [a, b] =
             [(max_m * k, 1), (n * k, 2)].map(|(len, seed)| matrix::<E4m3>(len, Fill::Integers, seed));
         let sums = product(&a, &b, max_m, n, k);
         for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
             for push in [Push::Copies, Push::Kernel] {
                 let mut spec = OpSpec::new(n, k, max_m, DType::E4m3);
-                (spec.path, spec.push, spec.chunk_rows) = (path, push, chunk_rows);
+                (spec.path, spec.push, spec.chunk_rows, spec.taper) = (path, push, chunk_rows, taper);
                 let op = AgGemm::new(group, spec).unwrap();
                 for (call, m) in [max_m, max_m / 3, 1, 0, max_m - 1, max_m].into_iter().enumerate() {
                     let scales = powers(m, call);

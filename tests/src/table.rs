@@ -3,8 +3,8 @@
 use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
 use flux::{
-    AgGemm, DType, Delivery, Direction, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference,
-    Summation,
+    AgGemm, DType, Delivery, Direction, E4m3, Element, End, GemmAr, GemmRs, Group, OpSpec, Path,
+    PathPreference, Summation, Taper,
 };
 use half::{bf16, f16};
 
@@ -61,7 +61,7 @@ pub(crate) fn bound(dtype: DType) -> f64 {
 }
 
 /// Checks `case` with all operations, both 16-bit element types, normal data and integers, every way, fused with tiles delivered
-/// directly and relayed, push and pull, and all chunk sizes; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
+/// directly and relayed, push and pull, and all chunk sizes, finer at one end too; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
@@ -85,6 +85,9 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
             for chunk_rows in chunk_rows(m) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                 (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+                // Whole shards, but for those at one end.
+                let end = if direction == Direction::Push { End::Last } else { End::First };
+                spec.taper = chunk_rows.is_none().then_some(Taper { end, finer: [3, 2, 1], grain: 24 });
                 (spec.delivery, spec.summation) = (delivery, summation);
                 let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                 let scattered = GemmRs::new(&group, spec.clone()).unwrap();

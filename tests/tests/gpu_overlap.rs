@@ -1,8 +1,9 @@
 //! How well one rank of eight hides its communication, on one GPU with all SMs: the peers are played by pinned host memory,
-//! and their traffic is real, over PCIe, by copy engine. Beside the plain GEMM and the copies alone, in one process,
-//! interleaved, with equal rests.
+//! and their traffic is real, over PCIe, by copy engine. Chunks, orders and tapers are those that the library chooses. Beside
+//! the plain GEMM and the copies alone, in one process, interleaved, with equal rests.
 #![allow(clippy::print_stdout)] // the figures are the point
 
+use flux::Overlap;
 use flux_launch::{
     Activation, DType, Destination, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem,
     RowTile, SIGNAL_ROWS, Scales, Schedule, ScheduleTables, Slots, SumParams, Tiling,
@@ -10,7 +11,7 @@ use flux_launch::{
 use flux_memory::{
     Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
 };
-use flux_swizzle::{Chunks, Shards, TileOrder, arrival_order};
+use flux_swizzle::{Chunks, Shards, Taper, TileOrder, arrival_order};
 use flux_tests::data::{agree, fill_with_normal};
 use half::bf16;
 use std::sync::Arc;
@@ -25,10 +26,10 @@ struct Gpu {
     device: Device,
     launcher: Arc<Launcher>,
     compute: Stream,
-    /// Two, in turns: while one raises a signal, the other copies.
-    transfers: [Stream; 2],
+    /// One: chunks on two in turn arrive in pairs, at half the speed.
+    transfers: Stream,
     begun: Event,
-    ended: [Event; 2],
+    ended: Event,
     log: Arc<FaultLog>,
 }
 
@@ -59,9 +60,8 @@ impl Gpu {
         launcher.prepare(DType::Bf16, &policies).unwrap();
         let log = FaultLog::new(&device, 0, Duration::from_secs(2)).unwrap();
         let compute = device.stream().unwrap();
-        let transfers = [(); 2].map(|()| device.transfer_stream().unwrap());
-        let event = || Event::new(&device).unwrap();
-        let (begun, ended) = (event(), [event(), event()]);
+        let transfers = device.transfer_stream().unwrap();
+        let [begun, ended] = [(); 2].map(|()| Event::new(&device).unwrap());
         Self { device, launcher, compute, transfers, begun, ended, log }
     }
 
@@ -93,13 +93,21 @@ impl Gpu {
         };
         let tiling = ways.iter().map(|&(tiling, _)| tiling).find(fits).unwrap();
         let tables = ScheduleTables::new(&order(&tiling), describe).unwrap();
-        let tables = tables.halve_last(tiling.halved, tiling.shape.rows / 2).unwrap();
+        let tables = tables.halve_last(tiling.halved, tiling.half_rows()).unwrap();
         let (tiles, row_tiles) = (tables.order.len(), tables.row_tiles.len());
         let mut schedule = Schedule::with_capacity(&self.device, tiles, row_tiles).unwrap();
         // SAFETY: written once, before its launches.
         unsafe { schedule.write(&self.compute, &tables).unwrap() };
         self.compute.synchronize().unwrap();
         Prepared { tiling, schedule, policy, params, destinations: None }
+    }
+
+    /// What the library goes by when it chooses how to cut shards into chunks.
+    fn overlap(&self, (m, n, k): (usize, usize, usize), row_bytes: usize) -> Overlap {
+        let shards = Shards::new(m, WORLD_SIZE).unwrap();
+        let problem = Problem { shards, n, k, aligned: true };
+        let pace = self.launcher.pace(DType::Bf16, &problem).unwrap().expect("a pace for this GPU");
+        Overlap { shards, row_bytes, chunk_rows: shards.max_rows(), columns: n, pace }
     }
 
     fn launch(&self, gemm: &Prepared, epoch: u32) {
@@ -117,17 +125,15 @@ impl Gpu {
         unsafe { self.launcher.gemm(&self.compute, &launch, &params).unwrap() };
     }
 
-    /// Rests, then times what `work` enqueues on the compute stream, and on those for transfers.
+    /// Rests, then times what `work` enqueues on the compute stream, and on the one for transfers.
     fn time(&self, timer: &Timer, work: impl FnOnce()) -> f64 {
         std::thread::sleep(REST);
         timer.begin(&self.compute).unwrap();
         self.compute.record(&self.begun).unwrap();
-        self.transfers.iter().for_each(|stream| stream.wait(&self.begun).unwrap());
+        self.transfers.wait(&self.begun).unwrap();
         work();
-        for (stream, ended) in self.transfers.iter().zip(&self.ended) {
-            stream.record(ended).unwrap();
-            self.compute.wait(ended).unwrap();
-        }
+        self.transfers.record(&self.ended).unwrap();
+        self.compute.wait(&self.ended).unwrap();
         timer.end(&self.compute).unwrap();
         let elapsed = timer.elapsed().unwrap();
         self.compute.synchronize().unwrap();
@@ -142,17 +148,14 @@ impl Gpu {
     }
 }
 
-/// One shape of AllGather+GEMM: `n` decides how long the GEMM takes beside the copies.
-fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize]) {
-    let shards = Shards::new(m, WORLD_SIZE).unwrap();
-    let gathered = gpu.normal(m * k, Placement::Device, 1);
-    let remote = gpu.normal(m * k, Placement::PinnedHost, 1);
-    let b = gpu.normal(n * k, Placement::Device, 2);
-    let (c, expected) = (gpu.buffer(m * n, Placement::Device), gpu.buffer(m * n, Placement::Device));
-    let base = GemmParams {
-        a: gathered.address(),
+/// A shape of rows, columns and depth.
+type Shape = (usize, usize, usize);
+
+fn gemm_params(gpu: &Gpu, (m, n, k): Shape, [a, b, c]: [&Buffer; 3]) -> GemmParams {
+    GemmParams {
+        a: a.address(),
         b: b.address(),
-        c: expected.address(),
+        c: c.address(),
         lda: k as u64,
         ldb: k as u64,
         ldc: n as u64,
@@ -161,29 +164,38 @@ fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize])
         k: number(k),
         wait: gpu.log.bound(0),
         ..GemmParams::default()
-    };
-    let whole = Shards::new(m, 1).unwrap();
-    let plain = gpu.prepare(
-        Policy::Plain,
-        whole,
-        base,
-        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
-        |_, _| {},
-    );
+    }
+}
+
+fn plain(gpu: &Gpu, (m, n, _): Shape, params: GemmParams) -> Prepared {
+    let order = |t: &Tiling| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows);
+    gpu.prepare(Policy::Plain, Shards::new(m, 1).unwrap(), params, order, |_, _| {})
+}
+
+/// What all shapes share: pinned memory takes long to allocate and to fill.
+struct Gathering {
+    gathered: Buffer,
+    remote: Buffer,
+    b: Buffer,
+    c: Buffer,
+    expected: Buffer,
+}
+
+/// AllGather+GEMM with each of these chunks: `n` decides how long the GEMM takes beside the copies.
+fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(usize, Taper)]) {
+    let shards = Shards::new(m, WORLD_SIZE).unwrap();
+    let Gathering { gathered, remote, b, c, expected } = buffers;
+    let base = gemm_params(gpu, (m, n, k), [gathered, b, expected]);
+    let plain = plain(gpu, (m, n, k), base);
     let timer = Timer::new(&gpu.device).unwrap();
-    let mut epoch = 0;
-    for &chunk_rows in chunk_rows {
-        let chunks = Chunks::new(shards, chunk_rows).unwrap();
-        let signals = SymmetricSignals::allocate(
-            std::slice::from_ref(&gpu.device),
-            chunks.signals(),
-            Placement::Device,
-        )
-        .unwrap();
+    for &(chunk_rows, taper) in ways {
+        let chunks = Chunks::new(shards, chunk_rows).unwrap().tapered(taper, 0);
+        let device = std::slice::from_ref(&gpu.device);
+        let signals = SymmetricSignals::allocate(device, chunks.signals(), Placement::Device).unwrap();
         let params = GemmParams { c: c.address(), gates: signals.word(0, 0), ..base };
         let order = |t: &Tiling| {
             let order = TileOrder::all_gather(shards, 0, t.shape, n).unwrap();
-            order.swept_by(t.group_rows).grouped_within(chunk_rows)
+            order.swept_by(t.group_rows).following(&chunks, t.half_rows())
         };
         let gated = gpu.prepare(Policy::AllGather, shards, params, order, |tile, entry| {
             if tile.shard != 0 {
@@ -192,49 +204,56 @@ fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize])
             }
         });
         let copy = |epoch: u32| {
-            let mut streams = gpu.transfers.iter().cycle();
             for shard in arrival_order(0, WORLD_SIZE) {
                 for index in 0..chunks.count(shard) {
-                    let transfers = streams.next().unwrap();
                     let rows = chunks.rows(shard, index);
                     let (at, bytes) = (rows.start * k * BYTES, rows.len() * k * BYTES);
                     let signal = signals.word(0, chunks.signal(shard, index));
-                    // SAFETY: both buffers hold the rows, and every round waits for the streams.
+                    // SAFETY: both buffers hold the rows, and every round waits for the stream.
                     unsafe {
-                        transfers.copy(gathered.address().add(at), remote.address().add(at), bytes).unwrap();
-                        transfers.write_values(&[(signal, epoch)]).unwrap();
+                        let (to, from) = (gathered.address().add(at), remote.address().add(at));
+                        gpu.transfers.copy(to, from, bytes).unwrap();
+                        gpu.transfers.write_values(&[(signal, epoch)]).unwrap();
                     }
                 }
             }
         };
-        let mut times: [Vec<f64>; 4] = Default::default();
-        for round in 0..ROUNDS + 2 {
-            let alone = gpu.time(&timer, || gpu.launch(&plain, 0));
-            epoch += 1;
-            let copies = gpu.time(&timer, || copy(epoch));
-            let open = gpu.time(&timer, || gpu.launch(&gated, epoch));
-            epoch += 1;
-            // SAFETY: C is this test's, of that size.
-            unsafe { gpu.compute.upload(c.address(), &vec![0xff; m * n * BYTES]).unwrap() };
-            let fused = gpu.time(&timer, || {
+        let fused = |epoch: u32| {
+            gpu.time(&timer, || {
                 // First, so that its own rows are multiplied while the copies are enqueued.
                 gpu.launch(&gated, epoch);
                 copy(epoch);
-            });
-            if round >= 2 {
+            })
+        };
+        let mut times: [Vec<f64>; 4] = Default::default();
+        for epoch in (1..).step_by(2).take(ROUNDS + 2) {
+            let alone = gpu.time(&timer, || gpu.launch(&plain, 0));
+            let copies = gpu.time(&timer, || copy(epoch));
+            let open = gpu.time(&timer, || gpu.launch(&gated, epoch));
+            let fused = fused(epoch + 1);
+            if epoch > 4 {
                 [alone, copies, open, fused].iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
             }
         }
-        let [alone, copies, open, fused] = times.map(median);
+        let [alone, copies, open, overlapped] = times.map(median);
         let floor = alone.max(copies);
+        let moved: usize = (1..WORLD_SIZE).map(|shard| chunks.count(shard)).sum();
+        let estimate = gpu.overlap((m, n, k), k * BYTES).gather_us(&chunks);
         println!(
-            "{m:>5} {n:>6} {k:>5} {chunk_rows:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {:>9.3} | {fused:>8.1} {:>7.3} {:>6.3}",
+            "{m:>5} {n:>6} {k:>5} {chunk_rows:>5} {:>9} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {:>9.3} | \
+             {estimate:>8.0} {overlapped:>8.1} {:>7.3} {:>6.3}",
+            format!("{:?}", taper.finer),
             copies / alone,
             alone / open,
-            fused / floor,
-            1.0 - (fused - alone) / copies,
+            overlapped / floor,
+            1.0 - (overlapped - alone) / copies,
         );
-        let (ours, theirs) = (gpu.download(&c, m * n), gpu.download(&expected, m * n));
+        // Once more, with nothing there that was not copied, or computed, in this call.
+        let own = shards.range(0).end * k * BYTES;
+        gathered.upload(&gpu.compute, own, &vec![0xff; m * k * BYTES - own]).unwrap();
+        c.upload(&gpu.compute, 0, &vec![0xff; m * n * BYTES]).unwrap();
+        fused(number(2 * ROUNDS) + 8);
+        let (ours, theirs) = (gpu.download(c, m * n), gpu.download(expected, m * n));
         assert!(agree(&ours, &theirs, 0.01), "the gated GEMM is wrong");
     }
 }
@@ -242,12 +261,31 @@ fn all_gather(gpu: &Gpu, (m, n, k): (usize, usize, usize), chunk_rows: &[usize])
 #[test]
 fn all_gather_beside_its_copies() {
     let gpu = Gpu::new();
-    println!("    m      n     k  chunk |  gemm us copies us ratio | open gate | fused us / floor      E");
-    for n in [25536, 15936, 12736, 8512] {
-        all_gather(&gpu, (8192, n, 8192), &[1024]);
+    let (m, k, most) = (8192, 8192, 25536);
+    let buffers = Gathering {
+        gathered: gpu.normal(m * k, Placement::Device, 1),
+        remote: gpu.buffer(m * k, Placement::PinnedHost),
+        b: gpu.normal(most * k, Placement::Device, 2),
+        c: gpu.buffer(m * most, Placement::Device),
+        expected: gpu.buffer(m * most, Placement::Device),
+    };
+    // SAFETY: both buffers are of that size, and the stream is waited for.
+    unsafe {
+        let (to, from) = (buffers.remote.address(), buffers.gathered.address());
+        gpu.compute.copy(to, from, m * k * BYTES).unwrap();
     }
-    for n in [15936, 12736, 8512] {
-        all_gather(&gpu, (8192, n, 8192), &[256, 512]);
+    gpu.compute.synchronize().unwrap();
+    println!(
+        "    m      n     k chunk     finer copies |  gemm us copies us ratio | open gate | estimate fused us / floor      E"
+    );
+    for n in [most, 16384, 12736, 8512] {
+        let overlap = gpu.overlap((m, n, k), k * BYTES);
+        let chosen = (overlap.chunk_rows, overlap.gather_taper().unwrap());
+        let mut ways = vec![chosen];
+        if chosen.1 != Taper::NONE {
+            ways.extend([1024, 512, 256].map(|rows| (rows, Taper::NONE)));
+        }
+        all_gather(&gpu, &buffers, (m, n, k), &ways);
     }
 }
 
@@ -258,114 +296,112 @@ enum To {
     Device,
     /// Slots in pinned host memory, written by the kernel.
     Host,
-    /// Slots in pinned host memory, copied there from device memory block by block as they are complete.
+    /// Slots in pinned host memory, copied there from device memory chunk by chunk as they are complete.
     Relayed,
 }
 
-fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
+/// What all shapes share.
+struct Scattering {
+    a: Buffer,
+    b: Buffer,
+    expected: Buffer,
+    /// This rank's slots: they hold what the other ranks sent it already.
+    own: Buffer,
+    /// Its slots at the others, or the memory that its tiles are relayed from: in device memory, and in pinned host memory.
+    slots: [Buffer; 2],
+    /// Of its rows: folded into the GEMM, and by a kernel of its own.
+    sums: [Buffer; 2],
+}
+
+fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let shards = Shards::new(m, WORLD_SIZE).unwrap();
-    let (a, b) = (gpu.normal(m * k, Placement::Device, 1), gpu.normal(n * k, Placement::Device, 2));
-    let expected = gpu.buffer(m * n, Placement::Device);
-    let [far, near] = match to {
-        To::Device => [Placement::Device; 2],
-        To::Host => [Placement::PinnedHost; 2],
-        To::Relayed => [Placement::PinnedHost, Placement::Device],
-    };
-    // This rank's own slots hold what the other ranks sent it already.
-    let (remote, own) = (gpu.buffer(m * n, far), gpu.normal(m * n, Placement::Device, 3));
-    let staging = (to == To::Relayed).then(|| gpu.buffer(m * n, Placement::Device));
-    let written = staging.as_ref().unwrap_or(&remote);
+    let Scattering { a, b, expected, own, slots: [near, far], sums } = buffers;
+    let written = if to == To::Host { far } else { near };
+    let result = if to == To::Device { near } else { far };
     let slot_rows = shards.max_rows();
-    let blocks = slot_rows.div_ceil(SIGNAL_ROWS);
+    let overlap = gpu.overlap((m, n, k), n * BYTES);
+    // The owners' signals are those of blocks; where tiles are relayed, the GEMM raises those of chunks instead.
+    let blocks = Chunks::new(shards, SIGNAL_ROWS).unwrap();
+    let chunks = match to {
+        To::Relayed => {
+            let chunks = Chunks::new(shards, overlap.chunk_rows).unwrap();
+            chunks.tapered(overlap.scatter_taper().unwrap(), 0).numbered_as(&blocks)
+        }
+        _ => blocks,
+    };
+    let signalled_in = if to == To::Host { Placement::PinnedHost } else { Placement::Device };
     let device = std::slice::from_ref(&gpu.device);
-    let signals = SymmetricSignals::allocate(device, blocks * WORLD_SIZE, near).unwrap();
-    let complete: Vec<_> = (0..blocks * WORLD_SIZE)
-        .map(|block| {
-            let site = WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: number(block) };
-            vec![(signals.word(0, block), site)]
-        })
-        .collect();
-    let complete = gpu.log.wait_points(0, complete).unwrap();
-    // Owner by owner as the tiles are computed, a block of rows at a time.
+    let signals = SymmetricSignals::allocate(device, chunks.signals(), signalled_in).unwrap();
+    // Of the blocks in this rank's own slots, by source.
+    let sent = SymmetricSignals::allocate(device, blocks.signals(), Placement::Device).unwrap();
+    let complete = (0..chunks.signals()).map(|signal| {
+        let site = WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: number(signal) };
+        vec![(signals.word(0, signal), site)]
+    });
+    let complete = gpu.log.wait_points(0, complete.collect()).unwrap();
+    // Owner by owner as the tiles are computed, a chunk at a time.
     let relay = |epoch: u32| {
-        let mut streams = gpu.transfers.iter().cycle();
-        for owner in 1..WORLD_SIZE {
-            for block in 0..blocks {
-                let rows = SIGNAL_ROWS.min(slot_rows - block * SIGNAL_ROWS);
-                let at = (owner * slot_rows + block * SIGNAL_ROWS) * n * BYTES;
-                let transfers = streams.next().unwrap();
-                // SAFETY: both buffers hold the rows; every round waits for the streams.
+        for owner in arrival_order(0, WORLD_SIZE) {
+            for index in 0..chunks.count(owner) {
+                let rows = chunks.rows(owner, index);
+                let (at, bytes) = (rows.start * n * BYTES, rows.len() * n * BYTES);
+                // SAFETY: both buffers hold the rows; every round waits for the stream.
                 unsafe {
-                    transfers.wait_values(&complete[owner * blocks + block], epoch).unwrap();
-                    transfers
-                        .copy(remote.address().add(at), written.address().add(at), rows * n * BYTES)
-                        .unwrap();
+                    gpu.transfers.wait_values(&complete[chunks.signal(owner, index)], epoch).unwrap();
+                    gpu.transfers.copy(far.address().add(at), near.address().add(at), bytes).unwrap();
                 }
             }
         }
     };
-    let counters = gpu.buffer(2 * blocks * WORLD_SIZE, Placement::Device);
+    let counters = gpu.buffer(2 * chunks.signals(), Placement::Device);
     counters.upload(&gpu.compute, 0, &vec![0; counters.bytes()]).unwrap();
-    let slot = |owner: usize| {
-        let buffer: &Buffer = if owner == 0 { &own } else { written };
-        buffer.address().add(owner * slot_rows * n * BYTES)
-    };
     let table: Vec<_> = (0..WORLD_SIZE)
-        .map(|owner| Destination { slot: slot(owner), signals: signals.word(0, owner * blocks) })
+        .map(|owner| match owner {
+            0 => Destination { slot: own.address(), signals: sent.word(0, blocks.signal(0, 0)) },
+            _ => Destination {
+                slot: written.address().add(owner * slot_rows * n * BYTES),
+                signals: signals.word(0, chunks.signal(owner, 0)),
+            },
+        })
         .collect();
     let base = GemmParams {
-        a: a.address(),
-        b: b.address(),
-        c: expected.address(),
-        lda: k as u64,
-        ldb: k as u64,
-        ldc: n as u64,
-        m: number(m),
-        n: number(n),
-        k: number(k),
         gates: Address::NULL,
         counters: counters.address(),
         destination_count: 1,
-        wait: gpu.log.bound(0),
-        ..GemmParams::default()
+        ..gemm_params(gpu, (m, n, k), [a, b, expected])
     };
-    let whole = Shards::new(m, 1).unwrap();
-    let plain = gpu.prepare(
-        Policy::Plain,
-        whole,
-        base,
-        |t| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows),
-        |_, _| {},
-    );
-    let order = |t: &Tiling| TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap().swept_by(t.group_rows);
+    let plain = plain(gpu, (m, n, k), base);
+    let order = |t: &Tiling| {
+        let order = TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap().swept_by(t.group_rows);
+        if to == To::Relayed { order.following(&chunks, t.half_rows()) } else { order }
+    };
     let mut scattered = gpu.prepare(Policy::ReduceScatter, shards, base, order, |tile, entry| {
         let row = tile.rows.start - shards.range(tile.shard).start;
         (entry.destination, entry.destination_row) = (number(tile.shard), number(row));
-        entry.signal = number(row / SIGNAL_ROWS);
-        entry.counter = number(tile.shard * blocks + row / SIGNAL_ROWS);
+        let signalled = if tile.shard == 0 { &blocks } else { &chunks };
+        let index = signalled.index_of(tile.shard, tile.rows.start);
+        (entry.signal, entry.counter) = (number(index), number(chunks.signal(tile.shard, index)));
     });
     let extents = Slots { rows: slot_rows, columns: n, pitch: n };
     scattered.destinations = Some(Destinations::new(&gpu.device, DType::Bf16, &table, extents).unwrap());
-    let traffic_bytes = (WORLD_SIZE - 1) * slot_rows * n * BYTES;
-    let timer = Timer::new(&gpu.device).unwrap();
-    let sums = [(); 2].map(|()| gpu.buffer(slot_rows * n, Placement::Device));
+    let of_own = slot_rows * n;
     let fold = FoldParams {
         slots: own.address(),
         ld_out: n as u64,
         sources: number(WORLD_SIZE),
         slot_rows: number(slot_rows),
         rows: number(slot_rows),
-        source_stride: number(blocks),
+        source_stride: number(blocks.signal(1, 0)),
         ..FoldParams::default()
     };
     let sum = SumParams {
         slots: own.address(),
-        source_pitch: (slot_rows * n) as u64,
+        source_pitch: of_own as u64,
         ld_slot: n as u64,
         out: sums[1].address(),
         ld_out: n as u64,
-        signals: signals.word(0, 0),
-        source_stride: number(blocks),
+        signals: sent.word(0, 0),
+        source_stride: number(blocks.signal(1, 0)),
         signal_rows: number(SIGNAL_ROWS),
         rows: number(slot_rows),
         n: number(n),
@@ -373,13 +409,24 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
         wait: gpu.log.bound(0),
         ..SumParams::default()
     };
+    let timer = Timer::new(&gpu.device).unwrap();
     let mut times: [Vec<f64>; 5] = Default::default();
     for round in 0..ROUNDS + 2 {
         let alone = gpu.time(&timer, || gpu.launch(&plain, 0));
-        // SAFETY: both buffers are of that size; every round waits for the streams.
+        // SAFETY: both buffers are of that size; every round waits for the stream.
         let copies = gpu.time(&timer, || unsafe {
-            gpu.transfers[0].copy(remote.address(), expected.address(), traffic_bytes).unwrap();
+            gpu.transfers.copy(far.address(), expected.address(), (m * n - of_own) * BYTES).unwrap();
         });
+        if round == ROUNDS + 1 {
+            // Once more, with nothing there that was not computed, or copied, in this round.
+            let poison = vec![0xff; m * n * BYTES];
+            buffers.slots.iter().for_each(|slots| slots.upload(&gpu.compute, 0, &poison).unwrap());
+            let of_own = &poison[..of_own * BYTES];
+            for buffer in [own, &sums[0], &sums[1]] {
+                buffer.upload(&gpu.compute, 0, of_own).unwrap();
+            }
+        }
+        // Each launch has its own epoch: a relay never finds the signals of the launch before.
         let epoch = 3 * number(round) + 1;
         let relayed = |epoch| {
             if to == To::Relayed {
@@ -391,50 +438,61 @@ fn reduce_scatter(gpu: &Gpu, (m, n, k): (usize, usize, usize), to: To) {
             relayed(epoch);
         });
         let folded = gpu.time(&timer, || {
-            let (c, gates) = (sums[0].address(), signals.word(0, 0));
+            let (c, gates) = (sums[0].address(), sent.word(0, 0));
             gpu.launch_with(&scattered, GemmParams { c, gates, fold, epoch: epoch + 1, ..scattered.params });
             relayed(epoch + 1);
         });
         let summed = gpu.time(&timer, || {
             gpu.launch(&scattered, epoch + 2);
             relayed(epoch + 2);
-            // SAFETY: the slots and the sums are of that size; every round waits for the streams.
+            // SAFETY: the slots and the sums are of that size; every round waits for the stream.
             unsafe { gpu.launcher.sum(&gpu.compute, DType::Bf16, &sum).unwrap() };
         });
         if round >= 2 {
-            [alone, copies, fused, summed, folded]
-                .iter()
-                .zip(&mut times)
-                .for_each(|(&t, times)| times.push(t));
+            let measured = [alone, copies, fused, summed, folded];
+            measured.iter().zip(&mut times).for_each(|(&t, times)| times.push(t));
         }
     }
     let [alone, copies, fused, summed, folded] = times.map(median);
     let floor = if to == To::Device { alone } else { alone.max(copies) };
+    let moved: usize = (1..WORLD_SIZE).map(|owner| chunks.count(owner)).sum();
+    let estimate = if to == To::Relayed { overlap.scatter_us(&chunks) } else { f64::NAN };
     println!(
-        "{m:>5} {n:>6} {k:>5} {:>7} | {alone:>8.1} {copies:>8.1} {:>5.2} | {fused:>8.1} {:>7.3} | {summed:>8.1} {:>7.3} | {folded:>8.1} {:>7.3}",
+        "{m:>5} {n:>6} {k:>5} {:>7} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {estimate:>8.0} {fused:>8.1} {:>7.3} | \
+         {summed:>8.1} {:>7.3} | {folded:>8.1} {:>7.3}",
         format!("{to:?}"),
         copies / alone,
         fused / floor,
         summed / floor,
         folded / floor,
     );
-    let [folded, separate] = [0, 1].map(|way| gpu.download(&sums[way], slot_rows * n));
+    let [folded, separate] = [0, 1].map(|way| gpu.download(&sums[way], of_own));
     assert!(folded == separate, "the folded sum has other bits");
-    let (mut ours, theirs) = (gpu.download(&remote, m * n), gpu.download(&expected, m * n));
-    let of_own = slot_rows * n;
-    ours[..of_own].copy_from_slice(&gpu.download(&own, of_own));
+    let (mut ours, theirs) = (gpu.download(result, m * n), gpu.download(expected, m * n));
+    ours[..of_own].copy_from_slice(&gpu.download(own, of_own));
     assert!(agree(&ours, &theirs, 0.01), "the scattered GEMM is wrong");
 }
 
 #[test]
 fn reduce_scatter_beside_its_traffic() {
     let gpu = Gpu::new();
+    let shapes = [(8192, 8192, 3584), (8192, 12288, 6144), (8192, 8192, 12288), (8192, 8192, 16384)];
+    let most = |elements: fn(Shape) -> usize| shapes.into_iter().map(elements).max().unwrap_or(0);
+    let slots = most(|(m, n, _)| m * n);
+    let buffers = Scattering {
+        a: gpu.normal(most(|(m, _, k)| m * k), Placement::Device, 1),
+        b: gpu.normal(most(|(_, n, k)| n * k), Placement::Device, 2),
+        expected: gpu.buffer(slots, Placement::Device),
+        own: gpu.normal(slots, Placement::Device, 3),
+        slots: [Placement::Device, Placement::PinnedHost].map(|placement| gpu.buffer(slots, placement)),
+        sums: [(); 2].map(|()| gpu.buffer(slots / WORLD_SIZE, Placement::Device)),
+    };
     println!(
-        "    m      n     k      to |  gemm us copies us ratio | fused us / floor |  and sum / floor |   folded / floor"
+        "    m      n     k      to chunks |  gemm us copies us ratio | estimate fused us / floor |  and sum / floor |   folded / floor"
     );
-    for (m, n, k) in [(8192, 8192, 3584), (8192, 12288, 6144), (8192, 8192, 12288), (8192, 8192, 16384)] {
+    for shape in shapes {
         for to in [To::Device, To::Relayed, To::Host] {
-            reduce_scatter(&gpu, (m, n, k), to);
+            reduce_scatter(&gpu, &buffers, shape, to);
         }
     }
 }

@@ -68,7 +68,7 @@ impl Gpu {
     fn schedule(&self, (m, n, _): (usize, usize, usize), tiling: &Tiling) -> Schedule {
         let order = TileOrder::plain(m, tiling.shape, n).unwrap().swept_by(tiling.group_rows);
         let tables = ScheduleTables::new(&order, |_, _| {}).unwrap();
-        let tables = tables.halve_last(tiling.halved, tiling.shape.rows / 2).unwrap();
+        let tables = tables.halve_last(tiling.halved, tiling.half_rows()).unwrap();
         let (tiles, row_tiles) = (tables.order.len(), tables.row_tiles.len());
         let mut schedule = Schedule::with_capacity(&self.device, tiles, row_tiles).unwrap();
         // SAFETY: written once, before its launches.

@@ -7,73 +7,13 @@ use std::sync::OnceLock;
 
 const MANIFEST: &str = include_str!("../prebuilt/manifest.toml");
 
-macro_rules! embed {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../prebuilt/", $name, ".ptx")))),*]
-    };
-}
+/// Every kernel's PTX by name, compressed by `build.rs`. A test compares the names with the manifest's.
+const PTX: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Every kernel's PTX, by name. A test compares the names with the manifest's.
-const PTX: &[(&str, &str)] = embed![
-    "clock",
-    "gemm_bf16_ag_scalar",
-    "gemm_bf16_ag_vector",
-    "gemm_bf16_plain_scalar",
-    "gemm_bf16_plain_vector",
-    "gemm_bf16_rs_scalar",
-    "gemm_bf16_rs_vector",
-    "gemm_e4m3_ag_scalar",
-    "gemm_e4m3_ag_vector",
-    "gemm_e4m3_rs_scalar",
-    "gemm_e4m3_rs_vector",
-    "gemm_f16_ag_scalar",
-    "gemm_f16_ag_vector",
-    "gemm_f16_plain_scalar",
-    "gemm_f16_plain_vector",
-    "gemm_f16_rs_scalar",
-    "gemm_f16_rs_vector",
-    "gemm_hopper_bf16_128x128",
-    "gemm_hopper_bf16_128x192",
-    "gemm_hopper_bf16_128x224",
-    "gemm_hopper_bf16_128x256",
-    "gemm_hopper_bf16_256x192",
-    "gemm_hopper_bf16_64x128",
-    "gemm_hopper_bf16_64x256",
-    "gemm_hopper_bf16_64x32",
-    "gemm_hopper_bf16_64x64",
-    "gemm_hopper_e4m3_128x128",
-    "gemm_hopper_e4m3_128x192",
-    "gemm_hopper_e4m3_128x256",
-    "gemm_hopper_e4m3_256x192",
-    "gemm_hopper_e4m3_64x128",
-    "gemm_hopper_f16_128x128",
-    "gemm_hopper_f16_128x192",
-    "gemm_hopper_f16_128x224",
-    "gemm_hopper_f16_128x256",
-    "gemm_hopper_f16_256x192",
-    "gemm_hopper_f16_64x128",
-    "gemm_hopper_f16_64x256",
-    "gemm_hopper_f16_64x32",
-    "gemm_hopper_f16_64x64",
-    "gemm_hopper_trace_bf16_128x128",
-    "gemm_hopper_trace_bf16_128x192",
-    "gemm_hopper_trace_bf16_128x224",
-    "gemm_hopper_trace_bf16_128x256",
-    "gemm_hopper_trace_bf16_256x192",
-    "gemm_hopper_trace_bf16_64x128",
-    "gemm_hopper_trace_bf16_64x256",
-    "gemm_hopper_trace_bf16_64x32",
-    "gemm_hopper_trace_bf16_64x64",
-    "gemm_trace_bf16_ag_scalar",
-    "gemm_trace_bf16_ag_vector",
-    "gemm_trace_bf16_plain_scalar",
-    "gemm_trace_bf16_plain_vector",
-    "gemm_trace_bf16_rs_scalar",
-    "gemm_trace_bf16_rs_vector",
-    "push",
-    "sum_bf16",
-    "sum_f16",
-];
+/// Size in bytes of all kernels' PTX in a program that uses this crate.
+pub fn embedded_bytes() -> usize {
+    PTX.iter().map(|(_, compressed)| compressed.len()).sum()
+}
 
 /// One compiled kernel, as the manifest describes it.
 #[derive(Clone, Debug, Deserialize)]
@@ -105,8 +45,9 @@ pub struct KernelInfo {
 
 impl KernelInfo {
     /// The kernel's PTX.
-    pub fn ptx(&self) -> Option<&'static str> {
-        PTX.iter().find(|(name, _)| *name == self.name).map(|&(_, ptx)| ptx)
+    pub fn ptx(&self) -> Option<String> {
+        let (_, compressed) = PTX.iter().find(|(name, _)| *name == self.name)?;
+        String::from_utf8(lz4_flex::decompress_size_prepended(compressed).ok()?).ok()
     }
 }
 
@@ -159,6 +100,8 @@ pub(crate) enum KernelId {
     Hopper(DType, u32, u32),
     Sum(DType),
     Push,
+    /// The same on Hopper.
+    PushHopper,
     /// As [`KernelId::Gemm`], with a trace.
     TracedGemm(DType, Policy, Load),
     /// As [`KernelId::Hopper`], with a trace.
@@ -189,6 +132,7 @@ impl KernelId {
                 format!("gemm_hopper_trace_{dtype}_{rows}x{columns}")
             }
             KernelId::Push => "push".into(),
+            KernelId::PushHopper => "push_hopper".into(),
             KernelId::Clock => "clock".into(),
         }
     }

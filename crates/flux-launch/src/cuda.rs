@@ -138,9 +138,13 @@ impl CudaLauncher {
         outcome
     }
 
+    const fn push_kernel(&self) -> KernelId {
+        if self.has_hopper { KernelId::PushHopper } else { KernelId::Push }
+    }
+
     /// Loads the push kernel.
     pub(crate) fn prepare_push(&self) -> Result<()> {
-        self.load(KernelId::Push).map(|_| ())
+        self.load(self.push_kernel()).map(|_| ())
     }
 
     /// Loads the traced kernels.
@@ -248,7 +252,7 @@ impl CudaLauncher {
             u32::try_from(parts).unwrap_or(u32::MAX)
         };
         // SAFETY: the caller's promise; this kernel takes this parameter.
-        unsafe { self.launch(stream, KernelId::Push, parts, params) }
+        unsafe { self.launch(stream, self.push_kernel(), parts, params) }
     }
 
     /// # Safety
@@ -317,7 +321,9 @@ impl CudaLauncher {
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
         let usable = self.sms * per_sm;
         let blocks = match id {
-            KernelId::Push => push_blocks(self.device.multiprocessors(), self.sharing, self.blocks(), per_sm),
+            KernelId::Push | KernelId::PushHopper => {
+                push_blocks(self.device.multiprocessors(), self.sharing, self.blocks(), per_sm)
+            }
             _ => usable / self.sharing,
         };
         if blocks == 0 {

@@ -2,7 +2,7 @@
 
 use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
-use crate::tiling::{Problem, TileKernel, Tiling};
+use crate::tiling::{Pace, Problem, TileKernel, Tiling};
 use crate::{
     Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, Result,
     Scales, Schedule, SumParams, Trace, host,
@@ -120,6 +120,16 @@ impl Launcher {
             }
             Kind::Cuda { kernels, .. } => kernels.tilings(dtype, problem),
         }
+    }
+
+    /// How fast `problem` is expected to go; none if nothing is known, or there is nothing to do.
+    pub fn pace(&self, dtype: DType, problem: &Problem) -> Result<Option<Pace>> {
+        let Kind::Cuda { kernels, .. } = &self.0 else { return Ok(None) };
+        let known =
+            |&(_, cycles): &(Tiling, f64)| cycles.is_finite() && problem.shards.total() * problem.n > 0;
+        let ways = kernels.tilings(dtype, problem)?;
+        let fastest = ways.first().filter(|way| known(way));
+        Ok(fastest.map(|(tiling, cycles)| Pace::new(problem, tiling, *cycles, kernels.blocks() as usize)))
     }
 
     /// Whether a GEMM that is cut so can fold the sum of so many sources' slots into its epilogue ([`crate::FoldParams`]).

@@ -17,7 +17,7 @@ mod tensor_map;
 mod tiling;
 mod trace;
 
-pub use catalogue::{KernelInfo, catalogue};
+pub use catalogue::{KernelInfo, catalogue, embedded_bytes};
 pub use clock::Clock;
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
@@ -28,7 +28,7 @@ pub use params::{
     Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, Scales, SumParams,
 };
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
-pub use tiling::{Problem, Tiling};
+pub use tiling::{Pace, Problem, Tiling};
 pub use trace::{Trace, UnitTrace};
 
 /// The result of everything here that can fail.

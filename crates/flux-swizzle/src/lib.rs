@@ -6,11 +6,13 @@ mod chunk;
 mod order;
 mod peers;
 mod shard;
+mod taper;
 
 pub use chunk::Chunks;
 pub use order::{RowTile, Tile, TileOrder, TileShape};
 pub use peers::{arrival_order, push_order};
 pub use shard::Shards;
+pub use taper::{End, Taper};
 
 /// What a caller can get wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

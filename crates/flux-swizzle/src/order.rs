@@ -4,7 +4,7 @@
 //! tile ends.* Row tiles are aligned to shards: none straddles two ranks' rows, so each has one source and one
 //! destination.
 
-use crate::{Error, Shards};
+use crate::{Chunks, Error, Shards};
 use core::ops::Range;
 
 /// Rows of tiles that are swept together before the next columns, unless [`TileOrder::swept_by`] says otherwise.
@@ -53,6 +53,23 @@ pub struct TileOrder {
     shape: TileShape,
     columns: usize,
     group: usize,
+    /// Chunks that are swept one by one where they are finer than elsewhere, and the height of tiles there.
+    pieces: Option<(Chunks, usize)>,
+}
+
+/// Rows of one shard that no tile straddles.
+#[derive(Clone, Debug)]
+struct Section {
+    shard: usize,
+    rows: Range<usize>,
+    /// Of its tiles.
+    height: usize,
+}
+
+impl Section {
+    fn row_tiles(&self) -> usize {
+        self.rows.len().div_ceil(self.height)
+    }
 }
 
 impl TileOrder {
@@ -96,6 +113,7 @@ impl TileOrder {
             shape,
             columns,
             group: group(GROUP_ROWS, shape),
+            pieces: None,
         })
     }
 
@@ -105,11 +123,15 @@ impl TileOrder {
         Self { group: group(rows, self.shape), ..self }
     }
 
-    /// Sweeps at most as many row tiles together as fit into `rows` rows: a group that spans more rows than one chunk
-    /// would wait for chunks that arrive later than the ones it could already use.
+    /// Follows `chunks` as they travel to or from this rank. At most as many row tiles are swept together as fit into a
+    /// chunk: a group that spans more would wait for rows that arrive later than those it could already use. Chunks that are
+    /// finer than the others are swept one by one, no tile straddles two of them, and none of their tiles is higher than
+    /// `height` rows (at least 1): so few rows are to keep all SMs busy.
     #[must_use]
-    pub fn grouped_within(self, rows: usize) -> Self {
-        Self { group: self.group.min(group(rows, self.shape)), ..self }
+    pub fn following(self, chunks: &Chunks, height: usize) -> Self {
+        let height = height.clamp(1, self.shape.rows);
+        let group = self.group.min(group(chunks.chunk_rows(), self.shape));
+        Self { group, pieces: Some((*chunks, height)), ..self }
     }
 
     /// Blocks of columns.
@@ -119,7 +141,7 @@ impl TileOrder {
 
     /// Tiles in all.
     pub fn len(&self) -> usize {
-        let row_tiles: usize = self.shards_in_order().map(|shard| self.row_tiles_of(shard)).sum();
+        let row_tiles: usize = self.sections().map(|section| section.row_tiles()).sum();
         row_tiles.saturating_mul(self.column_tiles())
     }
 
@@ -130,12 +152,19 @@ impl TileOrder {
 
     /// The row tiles, in the order of their first use.
     pub fn row_tiles(&self) -> impl Iterator<Item = RowTile> + Clone + use<> {
-        let this = *self;
-        this.shards_in_order().flat_map(move |shard| {
-            let range = this.shards.range(shard);
-            (0..this.row_tiles_of(shard)).map(move |index| {
-                let begin = range.start + index * this.shape.rows;
-                RowTile { shard, index, rows: begin..begin.saturating_add(this.shape.rows).min(range.end) }
+        let numbered = self.sections().scan((usize::MAX, 0), |(of, next), section| {
+            if *of != section.shard {
+                (*of, *next) = (section.shard, 0);
+            }
+            let first = *next;
+            *next += section.row_tiles();
+            Some((first, section))
+        });
+        numbered.flat_map(|(first, Section { shard, rows, height })| {
+            (0..rows.len().div_ceil(height)).map(move |index| {
+                let begin = rows.start + index * height;
+                let rows = begin..begin.saturating_add(height).min(rows.end);
+                RowTile { shard, index: first + index, rows }
             })
         })
     }
@@ -143,14 +172,16 @@ impl TileOrder {
     /// All tiles, in the order in which they are computed.
     pub fn tiles(&self) -> impl Iterator<Item = Tile> + Clone + use<> {
         let this = *self;
-        let with_base = this.shards_in_order().scan(0, move |next, shard| {
+        let with_base = self.sections().scan(0, move |next, section| {
             let base = *next;
-            *next += this.row_tiles_of(shard);
-            Some((base, this.row_tiles_of(shard)))
+            *next += section.row_tiles();
+            // As many rows are swept together, however high the tiles are.
+            let heights = (this.shape.rows / section.height).max(1);
+            Some((base, section.row_tiles(), this.group.saturating_mul(heights)))
         });
-        with_base.flat_map(move |(base, count)| {
-            (0..count).step_by(this.group).flat_map(move |first| {
-                let group = first..(first + this.group).min(count);
+        with_base.flat_map(move |(base, count, group)| {
+            (0..count).step_by(group).flat_map(move |first| {
+                let group = first..first.saturating_add(group).min(count);
                 (0..this.column_tiles()).flat_map(move |column_tile| {
                     group.clone().map(move |index| Tile { row_tile: base + index, column_tile })
                 })
@@ -158,13 +189,19 @@ impl TileOrder {
         })
     }
 
-    fn shards_in_order(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+    fn sections(&self) -> impl Iterator<Item = Section> + Clone + use<> {
+        let this = *self;
         let (first, world_size) = (self.first_shard, self.shards.world_size());
-        (0..world_size).map(move |step| (first + step) % world_size)
-    }
-
-    fn row_tiles_of(&self, shard: usize) -> usize {
-        self.shards.rows(shard).div_ceil(self.shape.rows)
+        (0..world_size).map(move |step| (first + step) % world_size).flat_map(move |shard| {
+            let pieces = this.pieces.filter(|(chunks, _)| chunks.is_tapered(shard));
+            (0..pieces.map_or(1, |(chunks, _)| chunks.count(shard))).map(move |index| match pieces {
+                None => Section { shard, rows: this.shards.range(shard), height: this.shape.rows },
+                Some((chunks, height)) => {
+                    let height = if chunks.is_piece(shard, index) { height } else { this.shape.rows };
+                    Section { shard, rows: chunks.rows(shard, index), height }
+                }
+            })
+        })
     }
 }
 
@@ -172,7 +209,7 @@ impl TileOrder {
 mod tests {
     extern crate std;
     use super::*;
-    use crate::{Chunks, arrival_order};
+    use crate::{Chunks, End, Taper, arrival_order};
     use proptest::prelude::*;
     use std::{collections::BTreeSet, vec, vec::Vec};
 
@@ -183,25 +220,34 @@ mod tests {
         world_size: usize,
         shape: TileShape,
         chunk_rows: usize,
+        taper: Taper,
     }
 
     fn cases() -> impl Strategy<Value = Case> {
-        (0usize..1500, 0usize..600, 1usize..17, 1usize..200, 1usize..200, 1usize..700).prop_map(
-            |(m, n, world_size, rows, columns, chunk_rows)| Case {
-                m,
-                n,
-                world_size,
-                shape: TileShape { rows, columns },
-                chunk_rows,
+        let extents = (0usize..1500, 0usize..600, 1usize..17, 1usize..200, 1usize..200, 1usize..700);
+        (extents, 0usize..20, 0usize..9, 0usize..3, 0usize..200).prop_map(
+            |(extents, two, four, eight, grain)| {
+                let (m, n, world_size, rows, columns, chunk_rows) = extents;
+                let taper = Taper { end: End::Last, finer: [two, four, eight], grain };
+                Case { m, n, world_size, shape: TileShape { rows, columns }, chunk_rows, taper }
             },
         )
     }
 
-    fn orders(case: &Case, rank: usize) -> [TileOrder; 3] {
+    fn chunks(case: &Case, rank: usize) -> Chunks {
         let shards = Shards::new(case.m, case.world_size).unwrap();
+        Chunks::new(shards, case.chunk_rows).unwrap().tapered(case.taper, rank)
+    }
+
+    fn orders(case: &Case, rank: usize) -> [TileOrder; 4] {
+        let shards = Shards::new(case.m, case.world_size).unwrap();
+        let gathered = TileOrder::all_gather(shards, rank, case.shape, case.n).unwrap();
+        let scattered = TileOrder::reduce_scatter(shards, rank, case.shape, case.n).unwrap();
+        let first = chunks(case, rank).tapered(Taper { end: End::First, ..case.taper }, rank);
         [
-            TileOrder::all_gather(shards, rank, case.shape, case.n).unwrap().grouped_within(case.chunk_rows),
-            TileOrder::reduce_scatter(shards, rank, case.shape, case.n).unwrap(),
+            gathered.following(&chunks(case, rank), case.shape.rows / 2),
+            scattered,
+            scattered.following(&first, case.shape.rows / 2),
             TileOrder::plain(case.m, case.shape, case.n).unwrap(),
         ]
     }
@@ -216,6 +262,21 @@ mod tests {
             [6, 7, 0, 1, 2, 3, 4, 5]
         );
         assert_eq!(visited(TileOrder::all_gather(shards, 5, shape, 4).unwrap()), [5, 6, 7, 0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn only_what_is_cut_finer_is_swept_by_its_chunks() {
+        let shards = Shards::new(24, 3).unwrap();
+        let taper = Taper { end: End::Last, finer: [1, 0, 0], grain: 1 };
+        let chunks = Chunks::new(shards, 8).unwrap().tapered(taper, 0);
+        let order = TileOrder::all_gather(shards, 0, TileShape { rows: 4, columns: 1 }, 2).unwrap();
+        let order = order.following(&chunks, 2);
+        let heights: Vec<_> = order.row_tiles().map(|tile| (tile.index, tile.rows.len())).collect();
+        assert_eq!(heights, [(0, 4), (1, 4), (0, 4), (1, 4), (0, 2), (1, 2), (2, 2), (3, 2)]);
+        let swept: Vec<_> = order.tiles().map(|tile| (tile.row_tile, tile.column_tile)).collect();
+        assert_eq!(swept[4..8], [(2, 0), (3, 0), (2, 1), (3, 1)]);
+        assert_eq!(swept[8..12], [(4, 0), (5, 0), (4, 1), (5, 1)]);
+        assert_eq!(swept[12..], [(6, 0), (7, 0), (6, 1), (7, 1)]);
     }
 
     #[test]
@@ -293,10 +354,8 @@ mod tests {
 
         #[test]
         fn chunks_are_first_needed_in_the_order_they_arrive(case in cases()) {
-            let shards = Shards::new(case.m, case.world_size).unwrap();
-            let chunks = Chunks::new(shards, case.chunk_rows).unwrap();
             for rank in 0..case.world_size {
-                let order = orders(&case, rank)[0];
+                let (chunks, order) = (chunks(&case, rank), orders(&case, rank)[0]);
                 let row_tiles: Vec<_> = order.row_tiles().collect();
                 let mut needed = Vec::new();
                 for tile in order.tiles() {
@@ -320,8 +379,7 @@ mod tests {
 
         #[test]
         fn a_gate_covers_exactly_the_chunks_its_rows_touch(case in cases()) {
-            let shards = Shards::new(case.m, case.world_size).unwrap();
-            let chunks = Chunks::new(shards, case.chunk_rows).unwrap();
+            let chunks = chunks(&case, 0);
             for tile in orders(&case, 0)[0].row_tiles() {
                 let touched: BTreeSet<_> = (0..chunks.count(tile.shard))
                     .filter(|&index| {

@@ -9,7 +9,7 @@ use crate::link::{Link, PeerWords, check_rank};
 use crate::rows::Layout;
 use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards, arrival_order, push_order};
+use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
 
 /// What an [`AllGather`] is built for.
@@ -23,6 +23,8 @@ pub struct AllGatherSpec {
     pub side_bytes: usize,
     /// Rows of a chunk.
     pub chunk_rows: usize,
+    /// Which chunks on the way to a rank are cut finer.
+    pub taper: Taper,
     /// Who moves the data.
     pub direction: Direction,
     /// Where what crosses between ranks lies, and the signals. In pinned host memory: when pushing, the gathered rows
@@ -74,6 +76,7 @@ impl AllGather {
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
         let world_size = members.world_size();
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
+        let largest = largest.tapered(spec.taper, 0);
         let devices = &members.devices;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
@@ -140,21 +143,22 @@ impl AllGather {
         self.signals.word(rank, 0)
     }
 
-    /// How a call with `rows` rows is cut into chunks.
-    pub fn chunks(&self, rows: usize) -> Result<Chunks> {
+    /// How a call with `rows` rows is cut into chunks for `receiver`: which of them are finer depends on whose arrive last.
+    pub fn chunks(&self, receiver: usize, rows: usize) -> Result<Chunks> {
         let max_rows = self.spec.max_rows;
         if rows > max_rows {
             return Err(Error::TooManyRows { rows, max_rows });
         }
         let shards = Shards::new(rows, self.ranks.len())?;
-        Ok(Chunks::new(shards, self.spec.chunk_rows)?.numbered_as(&self.largest))
+        let chunks = Chunks::new(shards, self.spec.chunk_rows)?;
+        Ok(chunks.tapered(self.spec.taper, receiver).numbered_as(&self.largest))
     }
 
     /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy; only after
     /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
-        let first_row = self.chunks(rows)?.shards().range(rank).start;
+        let first_row = self.chunks(rank, rows)?.shards().range(rank).start;
         Ok(self.gathered_layout.rows_at(self.gathered(rank), first_row, false).rows)
     }
 
@@ -191,7 +195,7 @@ impl AllGather {
         compute: &Stream,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
-        let (shard, chunks) = (shard.into(), self.chunks(rows)?);
+        let (shard, chunks) = (shard.into(), self.chunks(rank, rows)?);
         let (own_rows, with_side) = (chunks.shards().range(rank), shard.side.is_some());
         let own_place = self.gathered_layout.rows_at(self.gathered(rank), own_rows.start, with_side);
         let state = &self.ranks[rank];
@@ -236,13 +240,15 @@ impl AllGather {
         awaited: Awaited,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
-        let (shard, chunks) = (shard.into(), self.chunks(rows)?);
+        let shard = shard.into();
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
-                Direction::Push if self.push_whole(rank, epoch, &chunks, shard, awaited)? => {}
-                Direction::Push => self.push(rank, epoch, &chunks, shard, awaited)?,
-                Direction::Pull => self.pull(rank, epoch, &chunks, shard.side.is_some(), awaited)?,
+                Direction::Push if self.push_whole(rank, epoch, rows, shard, awaited)? => {}
+                Direction::Push => self.push(rank, epoch, rows, shard, awaited)?,
+                Direction::Pull => {
+                    self.pull(rank, epoch, &self.chunks(rank, rows)?, shard.side.is_some(), awaited)?;
+                }
             }
         }
         self.ranks[rank].link.end()
@@ -250,23 +256,17 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn push(
-        &self,
-        rank: usize,
-        epoch: u32,
-        chunks: &Chunks,
-        shard: Rows,
-        awaited: Awaited,
-    ) -> Result<()> {
+    unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Rows, awaited: Awaited) -> Result<()> {
         let state = &self.ranks[rank];
-        let first_row = chunks.shards().range(rank).start;
         for peer in push_order(rank, self.ranks.len()) {
+            let chunks = self.chunks(peer, rows)?;
+            let first_row = chunks.shards().range(rank).start;
             // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
                     let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
-                    self.move_chunk((rank, peer), index, chunks, from, epoch, awaited)?;
+                    self.move_chunk((rank, peer), index, &chunks, from, epoch, awaited)?;
                 }
                 self.raise_arrived(rank, peer, epoch, awaited)?;
             }

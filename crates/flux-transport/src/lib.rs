@@ -12,6 +12,7 @@ mod transfer;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
+pub use flux_swizzle::{End, Taper};
 pub use link::{Members, SignalLoss};
 pub use relay::Target;
 pub use rows::Rows;

@@ -2,15 +2,15 @@
 //! output does, and the rank's transfer stream carries them to their owners, chunk by chunk, each chunk as soon as its last
 //! tile is written.
 //!
-//! A chunk is one or several of the blocks of rows that have signals at the owner. Nobody else waits for a chunk, so it has
-//! one signal, which the GEMM raises; when its rows are at the owner, the transfer stream raises its blocks' signals there.
+//! A chunk is one or several of the blocks of rows that have signals at the owner: few at first, if so wanted, for the link
+//! is idle until the first chunk is complete. Nobody else waits for a chunk, so it has one signal, which the GEMM raises; when its rows are at the owner, the transfer stream raises its blocks' signals there.
 //! The owner cannot tell relayed tiles from those that a GEMM delivered directly.
 
 use crate::link::{check_rank, raise_words, stream_site};
 use crate::scatter::Scatter;
 use crate::{Chunk, Error, Members, Result, ScatterSpec};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::Shards;
+use flux_swizzle::{Chunks, Shards, Taper};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,10 +19,8 @@ use std::sync::Arc;
 pub struct Target {
     /// The owner's first row.
     pub slot: Address,
-    /// Each signal covers [`Target::signal_rows`] rows, from the owner's first on.
+    /// One for each of the owner's [`Scatter::relayed_chunks`], or for each of its blocks where tiles are not relayed.
     pub signals: Address,
-    /// Rows that share a signal.
-    pub signal_rows: usize,
     /// The signals among [`Scatter::gates`] that must have reached the epoch before the call's when a tile is written: the
     /// owner has summed what its slot held. None where tiles are relayed.
     pub gate: Range<usize>,
@@ -38,10 +36,9 @@ pub(crate) struct Relay {
     tiles: Arc<SymmetricBuffer>,
     /// Each rank's own: the chunk is written, `[owner][chunk]`.
     written: SymmetricSignals,
-    /// Chunks of a full slot.
-    chunks: usize,
-    /// A multiple of `block_rows`.
-    chunk_rows: usize,
+    /// Of the largest call: their rows are multiples of `block_rows`.
+    largest: Chunks,
+    taper: Taper,
     block_rows: usize,
     row_bytes: usize,
     slot_bytes: usize,
@@ -69,14 +66,16 @@ impl Relay {
             return Err(flux_swizzle::Error::ZeroExtent { what: "the number of rows of a block" }.into());
         }
         let world_size = members.world_size();
-        let chunk_rows =
-            spec.chunk_rows.clamp(1, slot_rows.max(1)).div_ceil(block_rows).saturating_mul(block_rows);
-        let chunks = slot_rows.div_ceil(chunk_rows);
+        let in_blocks =
+            |rows: usize| rows.clamp(1, slot_rows.max(1)).div_ceil(block_rows).saturating_mul(block_rows);
+        let taper = Taper { grain: in_blocks(spec.taper.grain), ..spec.taper };
+        let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, in_blocks(spec.chunk_rows))?;
+        let largest = largest.tapered(taper, 0);
         let slot_bytes = slot_rows.saturating_mul(row_bytes);
         // Nobody but the rank itself accesses either, wherever its peers' slots lie.
         let bytes = world_size.saturating_mul(slot_bytes);
         let tiles = SymmetricBuffer::allocate(&members.devices, bytes, Placement::Device)?;
-        let signals = world_size.saturating_mul(chunks);
+        let signals = largest.signals();
         let written = SymmetricSignals::allocate(&members.devices, signals, Placement::Device)?;
         let waits = (0..world_size)
             .map(|rank| {
@@ -87,7 +86,7 @@ impl Relay {
             })
             .collect::<Result<_>>()?;
         let tiles = Arc::new(tiles);
-        Ok(Self { waits, tiles, written, chunks, chunk_rows, block_rows, row_bytes, slot_bytes })
+        Ok(Self { waits, tiles, written, largest, taper, block_rows, row_bytes, slot_bytes })
     }
 
     /// Room for at least the rows of the largest call, contiguous, for calls that relay nothing.
@@ -98,17 +97,24 @@ impl Relay {
     fn target(&self, rank: usize, owner: usize) -> Target {
         Target {
             slot: self.tiles.address(rank).add(owner * self.slot_bytes),
-            signals: self.written.word(rank, owner * self.chunks),
-            signal_rows: self.chunk_rows,
+            signals: self.written.word(rank, self.largest.signal(owner, 0)),
             gate: 0..0,
         }
     }
 
-    /// The chunks of a shard of `rows` rows: the rows of each, and its blocks.
-    fn cut(&self, rows: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let &Self { chunk_rows, block_rows, .. } = self;
-        (0..rows).step_by(chunk_rows).map(move |first| {
-            let end = first.saturating_add(chunk_rows).min(rows);
+    /// The chunks in which the tiles of a call with `shards` travel from `rank`.
+    fn chunks(&self, rank: usize, shards: Shards) -> Result<Chunks> {
+        let chunks = Chunks::new(shards, self.largest.chunk_rows())?;
+        Ok(chunks.tapered(self.taper, rank).numbered_as(&self.largest))
+    }
+
+    /// The chunks of `owner`'s shard: the rows of each, counted from the shard's first, and its blocks.
+    fn cut(&self, chunks: &Chunks, owner: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let (chunks, block_rows) = (*chunks, self.block_rows);
+        let begin = chunks.shards().range(owner).start;
+        (0..chunks.count(owner)).map(move |index| {
+            let rows = chunks.rows(owner, index);
+            let (first, end) = (rows.start - begin, rows.end - begin);
             (first..end, first / block_rows..end.div_ceil(block_rows))
         })
     }
@@ -123,10 +129,16 @@ impl Scatter {
             _ => Target {
                 slot: self.slot(owner, rank),
                 signals: self.block_signals(owner, rank),
-                signal_rows: self.spec.block_rows,
                 gate: self.gate(owner)..self.gate(owner) + 1,
             },
         }
+    }
+
+    /// The chunks in which `rank`'s tiles for the others are relayed in a call with `rows` rows: those of a chunk share a
+    /// signal. None if none are relayed.
+    pub fn relayed_chunks(&self, rank: usize, rows: usize) -> Result<Option<Chunks>> {
+        let shards = Shards::new(rows, self.ranks.len())?;
+        self.relay.as_ref().map(|relay| relay.chunks(rank, shards)).transpose()
     }
 
     /// The memory that `rank`'s tiles are relayed from, and its size in bytes; null and 0 if none are.
@@ -160,10 +172,10 @@ impl Scatter {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
         let Some(relay) = &self.relay else { return Ok(()) };
-        let shards = Shards::new(rows, world_size)?;
+        let chunks = relay.chunks(rank, Shards::new(rows, world_size)?)?;
         for owner in (1..world_size).map(|step| (rank + step) % world_size) {
             // SAFETY: the caller's promise.
-            unsafe { self.relay_to(relay, rank, owner, epoch, shards.rows(owner))? };
+            unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
         }
         self.ranks[rank].link.end()
     }
@@ -176,9 +188,9 @@ impl Scatter {
         rank: usize,
         owner: usize,
         epoch: u32,
-        rows: usize,
+        chunks: &Chunks,
     ) -> Result<()> {
-        if rows == 0 {
+        if chunks.count(owner) == 0 {
             return Ok(());
         }
         let (transfers, waits) = (&self.ranks[rank].link.transfers, &relay.waits[rank]);
@@ -188,8 +200,8 @@ impl Scatter {
         // slot held; the GEMM that overwrites the tiles comes after `Scatter::release`, which waits for these copies.
         unsafe {
             transfers.wait_values(&waits.acked[owner], epoch.wrapping_sub(1))?;
-            for (index, (rows, blocks)) in relay.cut(rows).enumerate() {
-                transfers.wait_values(&waits.written[owner * relay.chunks + index], epoch)?;
+            for (index, (rows, blocks)) in relay.cut(chunks, owner).enumerate() {
+                transfers.wait_values(&waits.written[chunks.signal(owner, index)], epoch)?;
                 let offset = rows.start * relay.row_bytes;
                 let bytes = rows.len() * relay.row_bytes;
                 let chunk =
@@ -207,16 +219,20 @@ mod tests {
     use super::*;
     use crate::Direction;
     use flux_memory::{Device, FaultLog};
+    use flux_swizzle::End;
     use std::time::Duration;
 
-    fn relay(slot_rows: usize, chunk_rows: usize, block_rows: usize) -> Result<Relay> {
+    const WORLD_SIZE: usize = 3;
+
+    fn relay(slot_rows: usize, chunk_rows: usize, block_rows: usize, taper: Taper) -> Result<Relay> {
         let device = Device::host();
-        let log = FaultLog::new(&device, 0, Duration::from_secs(1))?;
-        let members = Members::new(vec![device], vec![log])?;
+        let logs = (0..3).map(|rank| FaultLog::new(&device, rank, Duration::from_secs(1)));
+        let members = Members::new(vec![device.clone(); WORLD_SIZE], logs.collect::<Result<_, _>>()?)?;
         let spec = ScatterSpec {
-            max_rows: slot_rows,
+            max_rows: WORLD_SIZE * slot_rows,
             row_bytes: 1,
             chunk_rows,
+            taper,
             block_rows,
             with_partial: false,
             relayed: true,
@@ -231,23 +247,29 @@ mod tests {
     /// Every block's signal is raised once, behind a chunk that holds all of its rows, and every row is carried once.
     #[test]
     fn chunks_are_whole_blocks_and_cover_a_shard_once() {
+        let finer = Taper { end: End::First, finer: [2, 1, 1], grain: 1 };
         for (slot_rows, chunk_rows, block_rows) in
             [(0, 1, 4), (1, 1, 4), (23, 1, 4), (23, 5, 4), (23, 8, 4), (24, usize::MAX, 4), (9, 3, 1)]
         {
-            let relay = relay(slot_rows, chunk_rows, block_rows).unwrap();
-            for shard in 0..=slot_rows {
-                let (mut next_row, mut next_block) = (0, 0);
-                for (index, (rows, blocks)) in relay.cut(shard).enumerate() {
-                    assert!(index < relay.chunks && !rows.is_empty());
-                    assert_eq!((rows.start, blocks.start), (next_row, next_block));
-                    assert!(rows.start == blocks.start * block_rows && rows.end <= blocks.end * block_rows);
-                    // The signal that the GEMM counts all of these rows' tiles for.
-                    assert!(rows.clone().all(|row| row / relay.chunk_rows == index));
-                    (next_row, next_block) = (rows.end, blocks.end);
+            for (shard_rows, taper) in (0..=slot_rows).flat_map(|rows| [(rows, Taper::NONE), (rows, finer)]) {
+                let relay = relay(slot_rows, chunk_rows, block_rows, taper).unwrap();
+                let chunks =
+                    relay.chunks(1, Shards::new(WORLD_SIZE * shard_rows, WORLD_SIZE).unwrap()).unwrap();
+                for owner in [2, 0] {
+                    let (mut next_row, mut next_block) = (0, 0);
+                    for (index, (rows, blocks)) in relay.cut(&chunks, owner).enumerate() {
+                        assert!(chunks.signal(owner, index) < relay.largest.signal(owner + 1, 0));
+                        assert!(!rows.is_empty());
+                        assert_eq!((rows.start, blocks.start), (next_row, next_block));
+                        assert!(
+                            rows.start == blocks.start * block_rows && rows.end <= blocks.end * block_rows
+                        );
+                        (next_row, next_block) = (rows.end, blocks.end);
+                    }
+                    assert_eq!((next_row, next_block), (shard_rows, shard_rows.div_ceil(block_rows)));
                 }
-                assert_eq!((next_row, next_block), (shard, shard.div_ceil(block_rows)));
             }
         }
-        assert!(matches!(relay(8, 8, 0), Err(Error::Swizzle(_))));
+        assert!(matches!(relay(8, 8, 0, Taper::NONE), Err(Error::Swizzle(_))));
     }
 }

@@ -14,7 +14,7 @@ use crate::link::{Link, PeerWords, check_rank};
 use crate::relay::Relay;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards};
+use flux_swizzle::{Chunks, Shards, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +30,8 @@ pub struct ScatterSpec {
     pub row_bytes: usize,
     /// Rows of a chunk; where tiles are relayed, rounded up to whole blocks.
     pub chunk_rows: usize,
+    /// Which chunks of relayed tiles, on their way from a rank, are cut finer; into whole blocks.
+    pub taper: Taper,
     /// Rows of a block: all that share one of the signals that tell a slot's owner of a GEMM's tiles. 0 if there are none.
     pub block_rows: usize,
     /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.

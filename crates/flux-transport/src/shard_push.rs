@@ -3,7 +3,7 @@
 
 use crate::{AllGather, Awaited, Chunk, Direction, Members, Result, Rows};
 use flux_memory::{Address, Device, WaitBound};
-use flux_swizzle::{Chunks, push_order};
+use flux_swizzle::{Taper, push_order};
 
 /// Where a rank's shard goes at one peer.
 #[derive(Clone, Copy, Debug)]
@@ -68,11 +68,17 @@ pub enum PushWay {
 }
 
 impl AllGather {
+    /// Whether a shard is cut alike for all peers, into chunks of one size: which of them are finer depends on the receiver.
+    fn is_cut_alike(&self) -> bool {
+        self.spec.taper == Taper::NONE
+    }
+
     /// Tells the way of moving data what stays the same from call to call.
     pub(crate) fn plan_pushes(&mut self, members: &Members) -> Result<()> {
         let world_size = members.world_size();
         // A traced push goes chunk by chunk, each between its stamps.
-        if self.spec.direction != Direction::Push || members.trace || world_size < 2 {
+        let by_chunks = members.trace || !self.is_cut_alike();
+        if self.spec.direction != Direction::Push || by_chunks || world_size < 2 {
             return Ok(());
         }
         for rank in 0..world_size {
@@ -109,10 +115,14 @@ impl AllGather {
         &self,
         rank: usize,
         epoch: u32,
-        chunks: &Chunks,
+        rows: usize,
         shard: Rows,
         awaited: Awaited,
     ) -> Result<bool> {
+        if !self.is_cut_alike() {
+            return Ok(false);
+        }
+        let chunks = self.chunks(rank, rows)?;
         let (rows, row_bytes) = (chunks.shards().range(rank), self.spec.row_bytes);
         let push = ShardPush {
             rank,

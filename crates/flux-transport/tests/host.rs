@@ -1,11 +1,13 @@
 //! Every world size, uneven shards, both directions, calls of varying size in a row, on the host backend.
 
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
-use flux_swizzle::Shards;
+use flux_swizzle::{End, Shards, Taper};
 use flux_transport::{
-    AllGather, AllGatherSpec, Awaited, Direction, Error, Members, PeerCopy, Rows, Scatter, ScatterSpec,
-    SignalLoss,
+    AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, PeerCopy, PushPlan,
+    PushWay, Rows, Scatter, ScatterSpec, ShardPush, SignalLoss,
 };
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const ROW: usize = 8;
@@ -33,6 +35,7 @@ fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
         row_bytes: ROW,
         side_bytes: 0,
         chunk_rows,
+        taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
         direction,
         placement: Placement::Device,
         op: 0,
@@ -45,6 +48,7 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
+        taper: Taper::NONE,
         block_rows: 0,
         with_partial: true,
         relayed: false,
@@ -69,6 +73,7 @@ fn all_gather_brings_every_row_to_every_rank() {
             let streams = streams(world_size);
             let device = Device::host();
             for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3]) {
+                let awaited = if epoch % 2 == 0 { Awaited::Shards } else { Awaited::Chunks };
                 let shards = Shards::new(rows, world_size).unwrap();
                 let sources: Vec<_> = (0..world_size)
                     .map(|rank| {
@@ -85,26 +90,112 @@ fn all_gather_brings_every_row_to_every_rank() {
                         gather
                             .stage(rank, epoch, rows, sources[rank].address(), true, &streams[rank])
                             .unwrap();
-                        gather.transfer(rank, epoch, rows, sources[rank].address(), Awaited::Shards).unwrap();
+                        gather.transfer(rank, epoch, rows, sources[rank].address(), awaited).unwrap();
                     }
                 }
                 let expected: Vec<u8> = (0..world_size)
                     .flat_map(|rank| shards.range(rank).flat_map(move |row| row_bytes(epoch, rank, row)))
                     .collect();
                 for (rank, stream) in streams.iter().enumerate() {
+                    let chunks = gather.chunks(rank, rows).unwrap();
+                    let others = (0..world_size).filter(|&shard| shard != rank);
+                    let signals: Vec<_> = others
+                        .flat_map(|shard| {
+                            (0..chunks.count(shard)).map(move |index| chunks.signal(shard, index))
+                        })
+                        .map(|signal| gather.gates(rank).add(signal * size_of::<u32>()))
+                        .collect();
+                    // SAFETY: live signals of the host backend.
+                    let is_up = |signal: &Address| unsafe {
+                        AtomicU32::from_ptr(signal.as_ptr()).load(Ordering::Acquire) == epoch
+                    };
                     let mut gathered = vec![0xff; rows * ROW];
                     // SAFETY: as above.
                     unsafe {
-                        gather.wait_for_all(rank, epoch, stream).unwrap();
+                        match awaited {
+                            Awaited::Shards => gather.wait_for_all(rank, epoch, stream).unwrap(),
+                            Awaited::Chunks => wait_until(|| signals.iter().all(is_up)),
+                        }
                         stream.download(&mut gathered, gather.gathered(rank)).unwrap();
                         gather.release(rank, epoch, stream).unwrap();
                     }
                     assert_eq!(gathered, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                    let raised = awaited == Awaited::Chunks;
+                    assert!(
+                        signals.iter().all(|signal| is_up(signal) == raised),
+                        "raised is what is awaited"
+                    );
                 }
                 streams.iter().for_each(|stream| stream.synchronize().unwrap());
             }
             assert!(members.faults.iter().all(|log| log.fault().is_none()));
         }
+    }
+}
+
+fn wait_until(happened: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !happened() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "a signal is missing");
+        std::thread::yield_now();
+    }
+}
+
+/// Would push every shard whole: counts those that it is told of, and those that it is to push.
+#[derive(Clone, Debug, Default)]
+struct Whole {
+    planned: Arc<AtomicUsize>,
+    pushed: Arc<AtomicUsize>,
+}
+
+impl DataTransfer for Whole {
+    unsafe fn move_chunk(&self, stream: &Stream, chunk: &Chunk, epoch: u32) -> flux_transport::Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { PeerCopy.move_chunk(stream, chunk, epoch) }
+    }
+
+    fn plan_push(&mut self, _: &PushPlan<'_>) -> flux_transport::Result<()> {
+        self.planned.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn push_way(&self, _: &ShardPush) -> PushWay {
+        PushWay::Whole
+    }
+
+    unsafe fn push_shard(&self, _: &Stream, _: &ShardPush) -> flux_transport::Result<()> {
+        self.pushed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn only_shards_that_are_cut_alike_for_all_peers_are_pushed_whole() {
+    const WORLD_SIZE: usize = 3;
+    let finer = gather_spec(Direction::Push, 4).taper;
+    for (taper, direction, whole) in [
+        (Taper::NONE, Direction::Push, WORLD_SIZE),
+        (Taper::NONE, Direction::Pull, 0),
+        (finer, Direction::Push, 0),
+    ] {
+        let (members, transfer) = (members(WORLD_SIZE, Duration::from_secs(20)), Whole::default());
+        let spec = AllGatherSpec { taper, ..gather_spec(direction, 4) };
+        let gather = AllGather::new(Box::new(transfer.clone()), &members, spec).unwrap();
+        let streams = streams(WORLD_SIZE);
+        let shard = Buffer::allocate(&Device::host(), MAX_ROWS * ROW, Placement::Device).unwrap();
+        // SAFETY: the shard, all ranks' alike, lives until all transfers have ended.
+        unsafe {
+            for (rank, stream) in streams.iter().enumerate() {
+                gather.stage(rank, 1, MAX_ROWS, shard.address(), true, stream).unwrap();
+            }
+            for rank in 0..WORLD_SIZE {
+                gather.transfer(rank, 1, MAX_ROWS, shard.address(), Awaited::Chunks).unwrap();
+            }
+        }
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        gather.settle();
+        let counts = [&transfer.planned, &transfer.pushed].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(counts, [whole; 2], "{taper:?}, {direction}");
     }
 }
 
@@ -374,7 +465,7 @@ fn bad_arguments_are_errors() {
     let members = members(2, Duration::from_secs(1));
     let gather = AllGather::new(Box::new(PeerCopy), &members, gather_spec(Direction::Push, 4)).unwrap();
     let stream = Device::host().stream().unwrap();
-    assert!(matches!(gather.chunks(MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
+    assert!(matches!(gather.chunks(0, MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
     unsafe {
         let outside = gather.stage(2, 1, 1, Address::NULL, true, &stream);

@@ -2,8 +2,9 @@
 //! written to poisoned before, and every block of rows read the moment its signal is up.
 
 use flux_memory::{Address, Device, FaultLog, Placement, Stream, reached};
-use flux_swizzle::Shards;
+use flux_swizzle::{Chunks, End, Shards, Taper};
 use flux_transport::{Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss, Target};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ fn spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows,
+        taper: Taper { end: End::First, finer: [2, 1, 0], grain: 1 },
         block_rows: BLOCK_ROWS,
         with_partial: true,
         relayed: true,
@@ -50,8 +52,18 @@ fn value(epoch: u32, source: usize, owner: usize, row: usize) -> u64 {
     u64::from(epoch) << 40 | (source as u64) << 30 | (owner as u64) << 20 | row as u64
 }
 
+/// The rows of `owner`'s shard that share a signal of `rank`'s target there, from its first on.
+fn signalled(scatter: &Scatter, (rank, owner): (usize, usize), shards: Shards) -> Vec<Range<usize>> {
+    let blocks = Chunks::new(shards, BLOCK_ROWS).unwrap();
+    let relayed = scatter.relayed_chunks(rank, shards.total()).unwrap();
+    let chunks = relayed.filter(|_| owner != rank).unwrap_or(blocks);
+    let first = chunks.shards().range(owner).start;
+    let of_shard = (0..chunks.count(owner)).map(|index| chunks.rows(owner, index));
+    of_shard.map(|rows| rows.start - first..rows.end - first).collect()
+}
+
 /// Writes rows as a GEMM does: signal by signal, the later ones of a shard first.
-fn compute((rank, epoch): (usize, u32), targets: &[(Target, usize)], poison: (Address, usize)) {
+fn compute((rank, epoch): (usize, u32), targets: &[(Target, Vec<Range<usize>>)], poison: (Address, usize)) {
     let rows = |slot: Address, rows| -> &mut [u64] {
         // SAFETY: this thread has the tiles until it raises their signal.
         unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), rows) }
@@ -61,10 +73,10 @@ fn compute((rank, epoch): (usize, u32), targets: &[(Target, usize)], poison: (Ad
     }
     let world_size = targets.len();
     for owner in (1..=world_size).map(|step| (rank + step) % world_size) {
-        let (Target { slot, signals, signal_rows, .. }, shard_rows) = targets[owner];
-        for signal in (0..shard_rows.div_ceil(signal_rows)).rev() {
+        let (&Target { slot, signals, .. }, chunks) = (&targets[owner].0, &targets[owner].1);
+        for (signal, chunk) in chunks.iter().enumerate().rev() {
             std::thread::yield_now();
-            for row in signal * signal_rows..((signal + 1) * signal_rows).min(shard_rows) {
+            for row in chunk.clone() {
                 rows(slot.add(row * ROW), 1)[0] = value(epoch, rank, owner, row);
             }
             let before = word(signals, signal).swap(epoch, Ordering::Release);
@@ -105,7 +117,9 @@ fn every_block_arrives_before_its_signal_and_once() {
                 let shards = Shards::new(rows, world_size).unwrap();
                 for (rank, stream) in streams.iter().enumerate() {
                     let targets: Vec<_> = (0..world_size)
-                        .map(|owner| (scatter.target(rank, owner), shards.rows(owner)))
+                        .map(|owner| {
+                            (scatter.target(rank, owner), signalled(&scatter, (rank, owner), shards))
+                        })
                         .collect();
                     let poison = scatter.relayed_tiles(rank);
                     // SAFETY: all memory is the scatter's, which waits for what is in flight before it frees it.
@@ -147,7 +161,8 @@ fn waits_for_tiles_and_for_owners_are_bounded() {
                 scatter.begin_relay(0, &stream).unwrap();
                 if epoch < calls {
                     let Target { signals, .. } = scatter.target(0, 1);
-                    (0..3).for_each(|signal| word(signals, signal).store(epoch, Ordering::Release));
+                    let chunks = signalled(&scatter, (0, 1), Shards::new(MAX_ROWS, 2).unwrap()).len();
+                    (0..chunks).for_each(|signal| word(signals, signal).store(epoch, Ordering::Release));
                 }
                 scatter.relay(0, epoch, MAX_ROWS).unwrap();
                 scatter.release(0, epoch, &stream).unwrap();
@@ -174,7 +189,8 @@ fn a_lost_signal_is_lost_for_the_owner_alone() {
     unsafe {
         scatter.begin(0, &stream).unwrap();
         scatter.begin_relay(0, &stream).unwrap();
-        (0..3).for_each(|signal| word(from.signals, signal).store(1, Ordering::Release));
+        let chunks = signalled(&scatter, (0, 1), Shards::new(MAX_ROWS, 2).unwrap()).len();
+        (0..chunks).for_each(|signal| word(from.signals, signal).store(1, Ordering::Release));
         scatter.relay(0, 1, MAX_ROWS).unwrap();
         scatter.release(0, 1, &stream).unwrap();
     }
@@ -199,7 +215,10 @@ fn what_is_not_relayed_goes_straight_to_its_slot() {
             let is_relayed = owner != 0 && std::ptr::eq(scatter, &raw const relayed);
             if is_relayed {
                 assert_eq!(target.slot, tiles.add(owner * relayed.slot_rows() * ROW));
-                assert_eq!((target.signal_rows, target.gate), (8, 0..0), "chunks are whole blocks");
+                assert_eq!(target.gate, 0..0);
+                let chunks = signalled(&relayed, (0, owner), Shards::new(MAX_ROWS, 3).unwrap());
+                let expected = if owner == 1 { vec![0..4, 4..8, 8..12, 12..14] } else { vec![0..8, 8..13] };
+                assert_eq!(chunks, expected, "whole blocks, the first ones finer");
             } else {
                 assert_eq!(target.slot, scatter.slot(owner, 0));
                 assert_eq!(target.gate, scatter.gate(owner)..scatter.gate(owner) + 1);

@@ -11,10 +11,11 @@ use crate::plan::{self, Path, PathChoice, PathPreference};
 use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
+use crate::taper::{self, Overlap};
 use crate::{Group, Matrix, OpSpec, Push, Result};
-use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
+use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
-use flux_swizzle::{Shards, TileOrder, TileShape, arrival_order};
+use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
@@ -60,16 +61,20 @@ impl AgGemm {
         let shards = Shards::new(spec.max_m, world_size)?;
         let columns = Shards::new(epilogue::columns(&spec)?, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
-        let chunk_rows = spec.chunk_rows(row_bytes, tile, shards.max_rows());
+        let chunk_rows = spec.chunk_rows(row_bytes, shards.max_rows());
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
+        let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
+        let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true };
+        let taper = taper::choose(group, &spec, &problem, (row_bytes, chunk_rows), Overlap::gather_taper)?;
         let side_bytes = if spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
         let gather = AllGatherSpec {
             max_rows,
             row_bytes,
             side_bytes,
             chunk_rows,
+            taper,
             direction,
             placement,
             op,
@@ -79,12 +84,12 @@ impl AgGemm {
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
         }
-        let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
+        let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
         let schedules = group
             .local_ranks()
             .map(|rank| {
                 group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
-                Schedules::new(group, rank, spec.dtype, shards, weight_rows(rank))
+                Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
             })
             .collect::<Result<_>>()?;
         let state = OpState::new(schedules);
@@ -121,7 +126,7 @@ impl AgGemm {
         self.tile
     }
 
-    /// Rows in which a shard travels.
+    /// Rows in which a shard travels, but for what [`OpSpec::taper`] cuts finer.
     pub const fn chunk_rows(&self) -> usize {
         self.chunk_rows
     }
@@ -357,10 +362,10 @@ impl AgGemm {
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
     fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
-        let chunks = self.gather.chunks(m)?;
+        let chunks = self.gather.chunks(rank, m)?;
         let order =
             TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.weight_rows(rank).len())?;
-        let order = order.swept_by(tiling.group_rows).grouped_within(self.chunk_rows);
+        let order = order.swept_by(tiling.group_rows).following(&chunks, tiling.half_rows());
         Ok(ScheduleTables::new(&order, |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);

@@ -6,7 +6,7 @@ use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, Stream};
-use flux_swizzle::TileShape;
+use flux_swizzle::Taper;
 use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,10 +37,14 @@ pub struct OpSpec {
     pub delivery: Delivery,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
     pub summation: Summation,
-    /// Rows in which a shard travels; by default as many as the link needs for its speed. Relayed tiles travel in multiples of
-    /// 256 rows: this, rounded up. Over NVLink a whole shard at once is best (finer chunks took 0.4 to 0.7 % longer, on two
-    /// H200s), over PCIe 4 to 16 MiB.
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, and over a slow link finer at one end
+    /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
+    /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
     pub chunk_rows: Option<usize>,
+    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. By
+    /// default none if the caller gives `chunk_rows`; else, where ranks exchange through pinned host memory, so many that
+    /// GEMM and traffic are expected to end earliest.
+    pub taper: Option<Taper>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
     pub keep_gathered: bool,
@@ -65,6 +69,7 @@ impl OpSpec {
             delivery: Delivery::Auto,
             summation: Summation::Auto,
             chunk_rows: None,
+            taper: None,
             keep_gathered: false,
             one_shot_rows: None,
         }
@@ -81,8 +86,8 @@ impl OpSpec {
     }
 
     /// Rows of a chunk of at most `shard_rows` rows of `row_bytes` bytes, unless the caller says.
-    pub(crate) fn chunk_rows(&self, row_bytes: usize, tile: TileShape, shard_rows: usize) -> usize {
-        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, tile, shard_rows))
+    pub(crate) fn chunk_rows(&self, row_bytes: usize, shard_rows: usize) -> usize {
+        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, shard_rows))
     }
 }
 

@@ -15,11 +15,11 @@ use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::push::KernelPush;
-use crate::reduction::{self, Owners, Partial, Reduction};
+use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Placement, Stream};
-use flux_swizzle::{Shards, TileShape, arrival_order};
+use flux_swizzle::{Shards, Taper, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -81,7 +81,7 @@ impl GemmAr {
         let one_shot = Reduction::new(group, &spec, op, one_shot_rows, Owners::All)?;
         let scattered = Reduction::new(group, &spec, op, gathered_rows, Owners::Shards)?;
         let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
-        let chunk_rows = spec.chunk_rows(row_bytes, scattered.tile(), max_shard_rows);
+        let chunk_rows = spec.chunk_rows(row_bytes, max_shard_rows);
         // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
         let direction = match group.config().peer_memory {
             Placement::PinnedHost => Direction::Pull,
@@ -100,6 +100,7 @@ impl GemmAr {
                 row_bytes,
                 side_bytes: 0,
                 chunk_rows,
+                taper: Taper::NONE,
                 direction,
                 placement: group.config().peer_memory,
                 op,
@@ -107,7 +108,7 @@ impl GemmAr {
             },
         )?;
         gather.watch_shards(&members)?;
-        let state = OpState::new(reduction::schedules(group, &spec)?);
+        let state = OpState::new(scattered.schedules(&spec)?);
         let calls = group.local_ranks().map(|_| Default::default()).collect();
         let group = group.clone();
         Ok(Self {

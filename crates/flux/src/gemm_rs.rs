@@ -9,7 +9,7 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
-use crate::reduction::{self, Owners, Partial, Reduction};
+use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Stream};
@@ -54,7 +54,7 @@ impl GemmRs {
         check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
-        let state = OpState::new(reduction::schedules(group, &spec)?);
+        let state = OpState::new(reduction.schedules(&spec)?);
         Ok(Self { spec, reduction, state, group: group.clone() })
     }
 

@@ -17,6 +17,7 @@ mod reduction;
 mod scales;
 mod schedules;
 mod summation;
+mod taper;
 mod trace;
 mod whole;
 
@@ -27,7 +28,7 @@ pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
-pub use flux_swizzle::{Shards, TileShape};
+pub use flux_swizzle::{End, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
@@ -37,6 +38,7 @@ pub use plan::{Path, PathChoice, PathPreference};
 pub use push::Push;
 pub use scales::{Scale, Scales};
 pub use summation::Summation;
+pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use whole::Whole;
 

@@ -7,8 +7,8 @@ use flux_transport::{Awaited, Chunk, DataTransfer, PeerCopy, PushPlan, PushRoute
 use std::sync::Arc;
 
 /// How the shards of an AllGather get from a rank to its peers, where [`crate::Direction::Push`] is the direction. Where the
-/// kernel cannot do it (rows that do not begin at multiples of 16 bytes, peers in pinned host memory, traced groups), copies
-/// do, whatever was asked for.
+/// kernel cannot do it (rows that do not begin at multiples of 16 bytes, peers in pinned host memory, traced groups, chunks
+/// that are finer at one end: [`crate::OpSpec::taper`]), copies do, whatever was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
     /// By kernel where ranks share a GPU: there copies run on SMs anyway, and each costs the host 4 µs, measured on an H200.

@@ -12,13 +12,14 @@ use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
+use crate::taper::{self, Overlap};
 use crate::{Delivery, Group, Matrix, OpSpec, Result, Summation};
 use flux_launch::{
-    Activation, Destination, Destinations, FoldParams, GemmParams, Policy, SIGNAL_ROWS, ScheduleTables,
-    Slots, SumParams, Tiling,
+    Activation, Destination, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS,
+    ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, Placement, Stream};
-use flux_swizzle::{RowTile, Shards, TileOrder, TileShape};
+use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
 use flux_transport::{PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
 
@@ -88,16 +89,26 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows(row_bytes, tile, slot_rows);
+        let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
         let delivery = delivery::Choice::new(spec.delivery, group);
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
+        let weight_shards = Shards::new(spec.k, world_size)?;
+        let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
+        let taper = if relayed {
+            let shards = Shards::new(max_rows, world_size)?;
+            let problem = Problem { shards, n: spec.n, k: weight_shards.rows(0), aligned: true };
+            taper::choose(group, spec, &problem, (row_bytes, chunk_rows), Overlap::scatter_taper)?
+        } else {
+            Taper::NONE
+        };
         let scatter_spec = ScatterSpec {
             max_rows,
             row_bytes,
             chunk_rows,
+            taper,
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
-            relayed: may_fuse && delivery.delivery() == Delivery::Relayed,
+            relayed,
             direction: spec.direction,
             placement: group.config().peer_memory,
             op,
@@ -128,7 +139,7 @@ impl Reduction {
             delivery,
             // One-shot, all tiles are a rank's own: each would wait for its peers as soon as it is multiplied.
             folds: owners == Owners::Shards && spec.summation.folds(group),
-            weight_shards: Shards::new(spec.k, world_size)?,
+            weight_shards,
             scatter,
             destinations: tables,
             counters,
@@ -426,24 +437,38 @@ impl Reduction {
             Owners::Shards => TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?,
             Owners::All => TileOrder::plain(m, tiling.shape, self.spec.n)?,
         };
-        let order = order.swept_by(tiling.group_rows);
-        let target = |tile: &RowTile| match self.owners {
-            Owners::Shards => {
-                let target = self.scatter.target(rank, tile.shard);
-                (target.gate, target.signal_rows)
-            }
-            Owners::All => (self.scatter.gate(0)..self.scatter.gate(world_size), SIGNAL_ROWS),
-        };
+        let mut order = order.swept_by(tiling.group_rows);
+        let blocks = Chunks::new(shards, SIGNAL_ROWS)?;
+        let relayed = self.scatter.relayed_chunks(rank, m)?;
+        if let Some(chunks) = &relayed {
+            order = order.following(chunks, tiling.half_rows());
+        }
         Ok(ScheduleTables::new(&order, |tile, entry| {
-            let (gate, signal_rows) = target(tile);
+            let gate = match self.owners {
+                Owners::Shards => self.scatter.target(rank, tile.shard).gate,
+                Owners::All => self.scatter.gate(0)..self.scatter.gate(world_size),
+            };
+            let chunks = relayed.as_ref().filter(|_| tile.shard != rank).unwrap_or(&blocks);
+            let signal = chunks.index_of(tile.shard, tile.rows.start);
             (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
             entry.destination = number(tile.shard);
             entry.peer = number(tile.shard);
-            let row = tile.rows.start - shards.range(tile.shard).start;
-            entry.destination_row = number(row);
-            entry.signal = number(row / signal_rows);
-            entry.counter = number(tile.shard * self.scatter.blocks() + row / signal_rows);
+            entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
+            entry.signal = number(signal);
+            entry.counter = number(tile.shard * self.scatter.blocks() + signal);
         })?)
+    }
+
+    /// What calls of at most `spec.max_m` rows are launched from: the largest schedule is that of tiles that do not straddle
+    /// shards.
+    pub(crate) fn schedules(&self, spec: &OpSpec) -> Result<Vec<Schedules>> {
+        let shards = Shards::new(spec.max_m, self.group.world_size())?;
+        let relayed = self.scatter.relayed_chunks(0, 0)?;
+        let extra = relayed.map_or(0, |chunks| chunks.signals());
+        self.group
+            .local_ranks()
+            .map(|rank| Schedules::new(&self.group, rank, spec.dtype, (shards, extra), spec.n))
+            .collect()
     }
 }
 
@@ -456,10 +481,4 @@ fn destinations(world_size: usize, scatter: &Scatter, rank: usize, owners: Owner
         .map(|peer| scatter.target(rank, peer))
         .map(|Target { slot, signals, .. }| Destination { slot, signals })
         .collect()
-}
-
-/// What [`Reduction`]s of `spec` are launched from: the largest schedule is that of tiles that do not straddle shards.
-pub(crate) fn schedules(group: &Group, spec: &OpSpec) -> Result<Vec<Schedules>> {
-    let shards = Shards::new(spec.max_m, group.world_size())?;
-    group.local_ranks().map(|rank| Schedules::new(group, rank, spec.dtype, shards, spec.n)).collect()
 }

@@ -77,19 +77,21 @@ struct Entry {
 }
 
 impl Schedules {
-    /// Room for calls of `rank` with at most the rows of `largest`, and `columns` columns.
+    /// Room for calls of `rank` with at most the rows of `largest`, and so many tiles in each column that are not full because
+    /// a chunk ends there, and `columns` columns.
     pub(crate) fn new(
         group: &Group,
         rank: usize,
         dtype: DType,
-        largest: Shards,
+        (largest, extra): (Shards, usize),
         columns: usize,
     ) -> Result<Self> {
         let (device, launcher) = (group.device(rank)?, group.launcher(rank));
         let usual = TileOrder::all_gather(largest, rank, launcher.tile(dtype)?, columns)?;
         ScheduleTables::check_size(usual.row_tiles().count(), usual.column_tiles())?;
         let largest = TileOrder::all_gather(largest, rank, launcher.smallest_tile(dtype)?, columns)?;
-        let (tiles, row_tiles) = (largest.len(), largest.row_tiles().count());
+        let row_tiles = largest.row_tiles().count() + extra;
+        let tiles = row_tiles * largest.column_tiles();
         let entry = |schedule| {
             Ok(Entry { key: None, tiling: None, last_used: 0, schedule, used: Event::new(device)? })
         };
@@ -150,7 +152,7 @@ impl Schedules {
         if found.is_none() {
             entry.key = None;
             let tiling = gemm.tiling(aligned)?;
-            let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.shape.rows / 2)?;
+            let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.half_rows())?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.
             unsafe { entry.schedule.write(stream, &tables)? };

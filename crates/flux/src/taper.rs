@@ -1,0 +1,215 @@
+//! How finely chunks are cut where their way ends, or begins: by a small simulation of the GEMM beside its traffic.
+//!
+//! Whole shards are best in the middle: each chunk costs the link time of its own, and a sweep over few rows makes less use of
+//! the L2 cache. But where copying takes about as long as multiplying, or longer, what is left to multiply after the last
+//! arrival counts in full, as does the time until the first chunk of tiles is complete and can be sent.
+
+use crate::{Group, OpSpec, Result};
+use flux_launch::{Pace, Problem, SIGNAL_ROWS};
+use flux_memory::Placement;
+use flux_swizzle::{Chunks, End, Shards, Taper, arrival_order};
+
+/// A copy between a GPU and pinned host memory moves so many bytes in a µs (measured on an H200, PCIe 5).
+const BYTES_PER_US: f64 = 54e3;
+/// What a gathered chunk costs beyond its bytes, in µs: a copy and a signal (measured there).
+const GATHERED_CHUNK_US: f64 = 3.4;
+/// The same of a relayed chunk, for which the stream also waits (measured there).
+const RELAYED_CHUNK_US: f64 = 7.0;
+/// The time of a tile of half the rows in a sweep over few rows, beside a whole one's: half, 2 % for handing over, and 3 % for
+/// the L2 cache (measured there: sweeps over 256 and 512 rows take 2 to 5 % longer).
+const HALF_TILE: f64 = 0.525;
+/// What a chunk costs by itself is to be small beside it: at 2 MiB it is a tenth.
+const MIN_PIECE_BYTES: usize = 2 << 20;
+/// No more chunks at an end are considered for cutting.
+const MOST_FINER: usize = 16;
+
+/// One rank's GEMM, and the copies between the rank and pinned host memory that go on beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Overlap {
+    /// The rows of all ranks: all but one shard travel.
+    pub shards: Shards,
+    /// Bytes of a row that travels.
+    pub row_bytes: usize,
+    /// Rows of a chunk that is not cut finer.
+    pub chunk_rows: usize,
+    /// Columns of the GEMM's result.
+    pub columns: usize,
+    /// How fast the GEMM goes.
+    pub pace: Pace,
+}
+
+/// The SMs, on which tiles come in turn.
+struct Sms {
+    free_us: Vec<f64>,
+    next: usize,
+}
+
+impl Overlap {
+    /// The taper with which an AllGather and the GEMM that waits for it end earliest.
+    pub fn gather_taper(&self) -> Result<Taper> {
+        self.best(End::Last, self.pace.half_rows, |chunks| self.gather_us(chunks))
+    }
+
+    /// The taper with which a GEMM and the relaying of its tiles end earliest.
+    pub fn scatter_taper(&self) -> Result<Taper> {
+        self.best(End::First, SIGNAL_ROWS, |chunks| self.scatter_us(chunks))
+    }
+
+    /// When all has arrived at rank 0 and been multiplied, in µs from the start.
+    pub fn gather_us(&self, chunks: &Chunks) -> f64 {
+        let mut sms = Sms::new(&self.pace);
+        let mut end = self.multiply(&mut sms, self.shards.rows(0), false, 0.0);
+        let mut arrived = 0.0;
+        for shard in arrival_order(0, self.shards.world_size()) {
+            for index in 0..chunks.count(shard) {
+                let rows = chunks.rows(shard, index).len();
+                arrived += self.copy_us(rows) + GATHERED_CHUNK_US;
+                end = self.multiply(&mut sms, rows, chunks.is_piece(shard, index), arrived).max(end);
+            }
+        }
+        end.max(arrived)
+    }
+
+    /// When rank 0 has multiplied all, and what is not its own has been relayed, in µs from the start.
+    pub fn scatter_us(&self, chunks: &Chunks) -> f64 {
+        let mut sms = Sms::new(&self.pace);
+        let mut sent = 0.0_f64;
+        for shard in arrival_order(0, self.shards.world_size()) {
+            for index in 0..chunks.count(shard) {
+                let rows = chunks.rows(shard, index).len();
+                let complete = self.multiply(&mut sms, rows, chunks.is_piece(shard, index), 0.0);
+                sent = sent.max(complete) + RELAYED_CHUNK_US + self.copy_us(rows);
+            }
+        }
+        self.multiply(&mut sms, self.shards.rows(0), false, 0.0).max(sent)
+    }
+
+    fn best(&self, end: End, grain: usize, us: impl Fn(&Chunks) -> f64) -> Result<Taper> {
+        let grain = grain.max(1);
+        let grain = MIN_PIECE_BYTES.div_ceil(self.row_bytes.max(1)).div_ceil(grain) * grain;
+        let whole = Chunks::new(self.shards, self.chunk_rows)?;
+        let chunks: usize = (1..self.shards.world_size()).map(|shard| whole.count(shard)).sum();
+        let (mut best, mut least) = (Taper::NONE, us(&whole));
+        for two in 1..=chunks.min(MOST_FINER) {
+            for (four, eight) in (0..=two).flat_map(|four| (0..=four.min(1)).map(move |eight| (four, eight)))
+            {
+                let taper = Taper { end, finer: [two, four, eight], grain };
+                let time = us(&whole.tapered(taper, 0));
+                // The finer of two that take the same costs the host more.
+                if time < 0.998 * least {
+                    (best, least) = (taper, time);
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    #[allow(clippy::cast_precision_loss)] // an estimate
+    fn copy_us(&self, rows: usize) -> f64 {
+        (rows * self.row_bytes) as f64 / BYTES_PER_US
+    }
+
+    /// Enqueues the tiles of `rows` rows, which are there from `start` on, and returns when the last one is done.
+    fn multiply(&self, sms: &mut Sms, rows: usize, is_piece: bool, start: f64) -> f64 {
+        let Pace { shape, half_rows, tile_us, .. } = self.pace;
+        let height = if is_piece { half_rows } else { shape.rows };
+        let us = if height < shape.rows { HALF_TILE * tile_us } else { tile_us };
+        sms.compute(rows.div_ceil(height) * self.columns.div_ceil(shape.columns), us, start)
+    }
+}
+
+impl Sms {
+    fn new(pace: &Pace) -> Self {
+        Self { free_us: vec![0.0; pace.at_once.max(1)], next: 0 }
+    }
+
+    fn compute(&mut self, tiles: usize, us: f64, start: f64) -> f64 {
+        let mut last = start;
+        for _ in 0..tiles {
+            let free = &mut self.free_us[self.next];
+            *free = free.max(start) + us;
+            last = last.max(*free);
+            self.next = (self.next + 1) % self.free_us.len();
+        }
+        last
+    }
+}
+
+/// The taper of an operation whose rows travel past the GEMM of `problem` in chunks of `chunk_rows`: what the caller asks for;
+/// none where the caller says how large chunks are, or the link is faster than the GEMM by far.
+pub(crate) fn choose(
+    group: &Group,
+    spec: &OpSpec,
+    problem: &Problem,
+    (row_bytes, chunk_rows): (usize, usize),
+    best: impl FnOnce(&Overlap) -> Result<Taper>,
+) -> Result<Taper> {
+    if let Some(taper) = spec.taper {
+        return Ok(taper);
+    }
+    let is_slow = group.config().peer_memory == Placement::PinnedHost && group.world_size() > 1;
+    if spec.chunk_rows.is_some() || !is_slow {
+        return Ok(Taper::NONE);
+    }
+    let (shards, columns) = (problem.shards, problem.n);
+    match group.launcher(0).pace(spec.dtype, problem)? {
+        Some(pace) => best(&Overlap { shards, row_bytes, chunk_rows, columns, pace }),
+        None => Ok(Taper::NONE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_swizzle::TileShape;
+
+    /// Rank 0 of eight on an H200, 8192 rows, tiles of 256 × 192: a wave of those takes 132 µs for k = 8192.
+    #[allow(clippy::cast_precision_loss)]
+    fn overlap(k: usize, columns: usize, row_bytes: usize) -> Overlap {
+        let shape = TileShape { rows: 256, columns: 192 };
+        let pace = Pace { shape, half_rows: 128, at_once: 132, tile_us: 132.0 * k as f64 / 8192.0 };
+        Overlap { shards: Shards::new(8192, 8).unwrap(), row_bytes, chunk_rows: 1024, columns, pace }
+    }
+
+    /// The larger of what the GEMM and the traffic take by themselves.
+    #[allow(clippy::cast_precision_loss)]
+    fn floor(overlap: &Overlap) -> f64 {
+        let halves = 2 * 8192 / 256 * overlap.columns.div_ceil(192);
+        (halves.div_ceil(132) as f64 / 2.0 * overlap.pace.tile_us).max(overlap.copy_us(7 * 1024))
+    }
+
+    #[test]
+    fn the_last_arrivals_are_cut_where_copying_takes_as_long_as_multiplying() {
+        for (n, finer, whole_ratio, ratio) in [
+            (25536, [0, 0, 0], 1.00..1.03, 1.03),
+            (16384, [0, 0, 0], 1.00..1.03, 1.03),
+            (12736, [7, 2, 1], 1.15..1.20, 1.08), // 67 columns of tiles: two half tiles of 256 rows are left over
+            (12672, [5, 2, 0], 1.12..1.20, 1.06),
+            (8512, [2, 1, 0], 1.11..1.14, 1.05),
+        ] {
+            let overlap = overlap(8192, n, 16384);
+            let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
+            let taper = overlap.gather_taper().unwrap();
+            let floor = floor(&overlap);
+            let [before, after] =
+                [whole, whole.tapered(taper, 0)].map(|chunks| overlap.gather_us(&chunks) / floor);
+            assert_eq!(taper.finer, finer, "n = {n}");
+            assert!(whole_ratio.contains(&before) && after <= ratio, "n = {n}: {before} {after}");
+        }
+    }
+
+    #[test]
+    fn the_first_tiles_to_be_relayed_are_cut() {
+        for (n, k, ratio) in
+            [(8192, 3584, 1.06), (12288, 6144, 1.05), (8192, 12288, 1.11), (8192, 16384, 1.06)]
+        {
+            let overlap = overlap(k, n, 2 * n);
+            let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
+            let taper = overlap.scatter_taper().unwrap();
+            let floor = floor(&overlap);
+            let [before, after] =
+                [whole, whole.tapered(taper, 0)].map(|chunks| overlap.scatter_us(&chunks) / floor);
+            assert!(after < before && after <= ratio, "n = {n}, k = {k}: {before} {after} {taper:?}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The whole table on GPUs, a test for each number of ranks and each place of what peers write to: they take minutes, most
+//! of them for setting operations up, and may run side by side in processes of their own.
+
+use flux::{BackendChoice, Group, GroupConfig, Placement};
+use flux_tests::table::{CASES, Case, EDGES, check};
+
+fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
+    move |world_size| {
+        let mut config = GroupConfig::default();
+        config.backend = BackendChoice::Cuda;
+        config.peer_memory = placement;
+        Group::local_with(world_size, config).expect("these tests need a GPU")
+    }
+}
+
+fn check_all(placement: Placement, world_size: usize) {
+    CASES.into_iter().for_each(|case| check(Case { world_size, ..case }, &group_in(placement)));
+}
+
+macro_rules! table {
+    ($($name:ident: $placement:ident, $world_size:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check_all(Placement::$placement, $world_size);
+            }
+        )*
+    };
+}
+table! {
+    device_1: Device, 1;
+    device_2: Device, 2;
+    device_3: Device, 3;
+    device_4: Device, 4;
+    device_5: Device, 5;
+    device_8: Device, 8;
+    pinned_host_1: PinnedHost, 1;
+    pinned_host_2: PinnedHost, 2;
+    pinned_host_3: PinnedHost, 3;
+    pinned_host_4: PinnedHost, 4;
+    pinned_host_5: PinnedHost, 5;
+    pinned_host_8: PinnedHost, 8;
+}
+
+#[test]
+fn edges() {
+    for placement in [Placement::Device, Placement::PinnedHost] {
+        EDGES.into_iter().for_each(|case| check(case, &group_in(placement)));
+    }
+}
