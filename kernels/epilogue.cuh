@@ -1,10 +1,45 @@
-// What becomes of a sum before it is rounded, in fp32: the column's bias is added, then an activation applied.
+// What becomes of a sum before it is rounded, in fp32: it is scaled, the column's bias is added, then an activation applied.
 //
 // A thread has, of each block of 8 columns, two rows of two adjacent columns: d[0], d[1] and d[2], d[3]. That is how
 // both kernels' accumulators lie, and it brings the pairs of columns that SwiGLU takes together.
 #pragma once
 
 #include "element.cuh"
+
+// Where a thread's first sum lies in the whole matrix, and where its rows and columns end.
+struct Corner {
+  u32 row, end_row, column, end_column;
+};
+
+DEVICE Scales scales_of(const ScaledGemmParams& p) { return p.scales; }
+DEVICE Scales scales_of(const GemmParams&) { return {}; }
+
+// `otherwise` if there is one for all, or none at `index`.
+DEVICE float scale_at(u64 scales, u32 stride, u32 index, u32 end, float otherwise) {
+  const u32 bits = __float_as_uint(otherwise);
+  return __uint_as_float(load_global_4_or(scales + 4ull * index, stride == 0 || index >= end, bits));
+}
+DEVICE float first_scale(u64 scales) { return __uint_as_float(load_global_4_or(scales, scales == 0, 0x3f800000)); }
+
+// Whether all sums have the same scale.
+DEVICE bool is_one_scale(const Scales& scales) { return (scales.a_stride | scales.b_stride) == 0; }
+
+// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns. Without a branch, of which both sides would
+// need the sums: scales that are not there are not loaded.
+template <int kBlocks>
+DEVICE void scale(float* d, const Scales& scales, const Corner& at) {
+  const float of_a = first_scale(scales.a), of_b = first_scale(scales.b);
+  const float upper = scale_at(scales.a, scales.a_stride, at.row, at.end_row, of_a);
+  const float lower = scale_at(scales.a, scales.a_stride, at.row + 8, at.end_row, of_a);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const u32 column = at.column + 8 * block;
+    const float left = scale_at(scales.b, scales.b_stride, column, at.end_column, of_b);
+    const float right = scale_at(scales.b, scales.b_stride, column + 1, at.end_column, of_b);
+    d[4 * block] *= upper * left, d[4 * block + 1] *= upper * right;
+    d[4 * block + 2] *= lower * left, d[4 * block + 3] *= lower * right;
+  }
+}
 
 // Adds the bias to `kBlocks` blocks of columns; `column` is the thread's first one.
 template <typename Element, int kBlocks>

@@ -5,7 +5,7 @@
 // A stage holds, of some parts of the tile, all other sources' boxes. A part is half a piece: the rows of two warps. A box is
 // swizzled as a piece is, so what belongs together lies at the same place in both.
 //
-// Of gemm_hopper.cu, behind its Config and Layout.
+// Of gemm_hopper.cu, behind its Result, Config and Layout.
 #pragma once
 
 #include "pieces.cuh"
@@ -86,7 +86,7 @@ DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 part, u32 p
                     (part - stages.first) * (fold.sources - 1) * kPartBytes;
   const u32 kChunks = C::kPieceN / 8, chunk = stages.lane % kChunks;
   float bias[8];
-  load_bias<ELEMENT>(bias, fold.bias, column + 8 * chunk, p.gemm.n);
+  load_bias<Result>(bias, fold.bias, column + 8 * chunk, p.gemm.n);
   __syncwarp();  // a row's chunks were laid out by several lanes
 #pragma unroll 1
   for (u32 step = 0; step < kChunks / 2; ++step) {  // 16 rows, in as many steps for every lane
@@ -100,9 +100,9 @@ DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 part, u32 p
       const bool is_own = source == fold.own;
       load_shared_16(v, is_own ? own : other);
       other += is_own ? 0 : kPartBytes;
-      add_chunk<ELEMENT>(sums, v);
+      add_chunk<Result>(sums, v);
     }
-    finish_chunk<ELEMENT>(v, sums, bias);
+    finish_chunk<Result>(v, sums, bias);
     store_shared_16(own, v);
   }
 }

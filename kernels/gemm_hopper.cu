@@ -15,8 +15,11 @@
 #include "trace.cuh"
 #include "wgmma.cuh"
 
+using Result = ELEMENT::Result;
+
 struct Config {
-  static const int kTileM = TILE_M, kTileN = TILE_N, kTileK = 64;  // a row of a stage is 128 bytes, the swizzle's span
+  static const int kRowBytes = 128;  // of a stage: the swizzle's span
+  static const int kTileM = TILE_M, kTileN = TILE_N, kTileK = kRowBytes / sizeof(ELEMENT::Bits);
   static const int kStages = STAGES;
   static const int kGroups = 2;  // warpgroups that multiply
   static const int kThreads = 128 * (1 + kGroups);
@@ -25,7 +28,7 @@ struct Config {
   static const int kGroupM = kSplitsN ? 64 : kTileM / kGroups, kGroupN = kSplitsN ? kTileN / kGroups : kTileN;
   static const int kBlocksM = kGroupM / 64;  // of 64 rows, which a warpgroup multiplies at once
   static const int kBoxRowsA = kTileM < 128 ? kTileM : 128;
-  static const int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+  static const int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static const int kStageBytes = kBytesA + kBytesB;
   // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
   static const int kPieceN = PIECE_N;
@@ -92,7 +95,7 @@ DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 l
 // wait gives up at once, so the kernel ends in its usual time.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
-  const u32 box_bytes = p.a_box_rows * C::kTileK * 2;  // of A; rows below it are not loaded, nor are their results used
+  const u32 box_bytes = p.a_box_rows * C::kRowBytes;  // of A; rows below it are not loaded, nor are their results used
   u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -158,7 +161,7 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
     const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
+    for (int step = 0; step < C::kRowBytes / 32; ++step) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const u64 a_tile = tile_descriptor(a + i * (64 * 128 / 16) + 2 * step), b_tile = tile_descriptor(b + 2 * step);
@@ -184,57 +187,14 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
   release(previous);
 }
 
-// All parts of a split tile are added in the order of K by whoever brings the last one: nobody waits, and the bits do not
-// depend on who it is. Returns whether this block has the whole sum now.
-template <int kBlocks>
-DEVICE bool gather_parts(const HopperParams& p, const Unit& unit, Sums& sums, u32 shared, u32 group, u32 thread) {
-  const u32 split_tile = unit.tile - (p.gemm.tiles - p.split_tiles);
-  // Rows that the tile does not have need no sums.
-  const u32 rows = row_tile_of(p, entry_of(p, unit.tile)).rows;
-  const u32 first_row = (C::kSplitsN ? 0 : group * kBlocks * 64) + thread / 32 * 16;
-  // float [split tile][warpgroup][part][block of 64 rows][register][thread]
-  const u32 kBlockSums = C::kSums * 128, kPartSums = C::kBlocksM * kBlockSums;
-  float* partials = (float*)p.partials + (u64)(split_tile * C::kGroups + group) * unit.parts * kPartSums + thread;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (first_row + 64 * i >= rows) continue;
-    float* own = partials + unit.part * kPartSums + i * kBlockSums;
-#pragma unroll
-    for (int j = 0; j < C::kSums; ++j) own[128 * j] = sums[i][j];
-  }
-  named_barrier<1, 128 * C::kGroups>();
-  if (thread == 0 && group == 0) {
-    __threadfence();  // the block's part, seen through the barrier, comes before the count
-    // The count returns to 0 with the last part: ready for the next launch.
-    const u32 before = increment_around(p.arrivals + 4ull * split_tile, unit.parts - 1);
-    store_shared_4(shared + Layout::kLast, before == unit.parts - 1);
-    __threadfence();
-  }
-  named_barrier<1, 128 * C::kGroups>();
-  const bool is_last = load_shared_4(shared + Layout::kLast) != 0;
-  named_barrier<1, 128 * C::kGroups>();  // the word may be written again
-  if (!is_last) return false;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    if (first_row + 64 * i >= rows) continue;
-#pragma unroll
-    for (int j = 0; j < C::kSums; ++j) sums[i][j] = 0;
-#pragma unroll 1
-    for (u32 part = 0; part < unit.parts; ++part) {
-      const float* from = partials + part * kPartSums + i * kBlockSums;
-#pragma unroll
-      for (int j = 0; j < C::kSums; ++j) sums[i][j] += load_written_by_blocks(from + 128 * j);
-    }
-  }
-  return true;
-}
+#include "parts.cuh"
 
 // The first column of the tile that a warpgroup multiplies.
 DEVICE u32 first_column_of(u32 entry, u32 group) {
   return (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
 }
 
-// Adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
+// Scales, adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
 // neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
 template <int kBlocks>
 DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bool folded, u32 shared,
@@ -247,13 +207,21 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bo
     if (kept) {
       const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, column = piece % C::kPiecesN * C::kPieceN;
       float* d = &sums[piece / C::kPiecesN][column / 2];
+      if (ELEMENT::kScaled) {
+        const bool alike = is_one_scale(p.scales);  // then nothing need be looked up, nor is it
+        const u32 entry = load_global_4_or(p.gemm.order + 4ull * tile, p.is_row != 0 || alike, tile);
+        const u32 tile_row = load_global_4_or((u64)&row_tile_of(p, entry).row, alike, 0);
+        const u32 row = (C::kSplitsN ? 0 : group * kBlocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
+        const u32 first_column = first_column_of(entry, group) + column + 2 * (lane % 4);
+        scale<C::kPieceN / 8>(d, p.scales, {tile_row + row, p.gemm.m, first_column, p.gemm.n});
+      }
       if (p.gemm.bias != 0) {
         const u32 first_column = first_column_of(entry_of(p, tile), group);
-        add_bias<ELEMENT, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
+        add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
       }
       activate<C::kPieceN / 8>(d, p.gemm.activation);
-      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<ELEMENT, C::kPieceN>(d, to, warp, lane);
-      else lay_out<ELEMENT, C::kPieceN>(d, to, warp, lane);
+      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
+      else lay_out<Result, C::kPieceN>(d, to, warp, lane);
       if (folded) {
         const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
         add_slots(p, slots, part, to, first_column_of(entry_of(p, tile), group) + column, warp);

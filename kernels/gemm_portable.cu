@@ -23,18 +23,21 @@ struct Config {
   static const int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static const int kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;
   static const int kStages = STAGES;
-  static const int kChunks = kTileK / 8;  // of 16 bytes, in a row of a stage
-  static const int kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+  static const int kRowBytes = kTileK * sizeof(ELEMENT::Bits);  // of a stage
+  static const int kChunks = kRowBytes / 16, kInChunk = 16 / sizeof(ELEMENT::Bits);  // of 16 bytes, and elements in each
+  static const int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static const int kStageBytes = kBytesA + kBytesB;
   // The finished tile in shared memory: 16 bytes of padding turn the rows' columns into different banks.
   static const int kOutPitch = kTileN * 2 + 16;
   static const int kOutChunks = kTileN / 8;
   static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0, "a warp multiplies blocks of 16x16");
-  static_assert(kTileK == 32 || kTileK == 64, "the swizzle is made for rows of 64 or 128 bytes");
+  static_assert(kRowBytes == 64 || kRowBytes == 128, "the swizzle is made for rows of 64 or 128 bytes");
   static_assert(kTileM * kOutPitch <= kStages * kStageBytes, "the finished tile reuses the stages' memory");
   static_assert(kThreads % kOutChunks == 0 && kThreads % kChunks == 0, "threads go over rows in step");
 };
 using C = Config;
+using Bits = ELEMENT::Bits;
+using Result = ELEMENT::Result;
 
 struct Fragments {
   u32 a[C::kFragmentsM][4];
@@ -43,30 +46,30 @@ struct Fragments {
 
 // Where a 16-byte chunk of a stage's row lies: eight rows of a column of chunks never share a bank.
 DEVICE u32 swizzled(int row, int chunk) {
-  int turn = C::kTileK == 32 ? (row >> 1) & 3 : row & 7;
-  return (u32)(row * C::kTileK * 2 + ((chunk ^ turn) << 4));
+  int turn = C::kRowBytes == 64 ? (row >> 1) & 3 : row & 7;
+  return (u32)(row * C::kRowBytes + ((chunk ^ turn) << 4));
 }
 
 // Loads `kRows` rows of a k-block to shared memory; rows from `rows` on, and columns from `k` on, become zeros.
 template <int kRows>
-DEVICE void load_block(u32 to, const u16* from, u64 pitch, u32 rows, u32 k, u32 first_k) {
+DEVICE void load_block(u32 to, const Bits* from, u64 pitch, u32 rows, u32 k, u32 first_k) {
   const int chunk = (int)threadIdx.x % C::kChunks;
-  const u32 column = first_k + 8 * chunk;
+  const u32 column = first_k + C::kInChunk * chunk;
 #pragma unroll (LOAD == vector ? kRows * C::kChunks / C::kThreads : 1)  // the scalar way needs the registers
   for (int i = 0; i < kRows * C::kChunks / C::kThreads; ++i) {
     const int row = (int)threadIdx.x / C::kChunks + i * (C::kThreads / C::kChunks);
     const u32 place = to + swizzled(row, chunk);
     const bool valid = (u32)row < rows && column < k;
-    const u16* source = from + (valid ? (u64)row * pitch + column : 0);
+    const Bits* source = from + (valid ? (u64)row * pitch + column : 0);
     if (LOAD == vector) {
       copy_async_16(place, source, valid);
     } else {
+      const int kInWord = C::kInChunk / 4;
       u32 v[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        u32 low = valid && column + 2 * j < k ? load_global_2(source + 2 * j) : 0;
-        u32 high = valid && column + 2 * j + 1 < k ? load_global_2(source + 2 * j + 1) : 0;
-        v[j] = low | high << 16;
+      for (int j = 0; j < C::kInChunk; ++j) {
+        const u32 bits = valid && column + j < k ? load_global(source + j) : 0;
+        v[j / kInWord] = j % kInWord == 0 ? bits : bits << (32 / kInWord * (j % kInWord)) | v[j / kInWord];
       }
       store_shared_16(place, v);
     }
@@ -116,14 +119,14 @@ DEVICE void store_tile(u32 from, u16* to, u64 pitch, u32 rows, u32 columns) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ Traced<GemmParams> params) {
+extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ Traced<ELEMENT::Params> params) {
   const GemmParams& p = params;
   extern __shared__ __align__(128) u8 shared[];
   const u32 stages = shared_address(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_m = warp % C::kWarpsM, warp_n = warp / C::kWarpsM;
   const int blocks_k = (int)((p.k + C::kTileK - 1) / C::kTileK);
-  const int kSteps = C::kTileK / 16;
+  const int kSteps = C::kRowBytes / 32;
   u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
 
   for (u32 index = blockIdx.x; index < p.tiles; index += gridDim.x) {
@@ -141,8 +144,10 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     if (threadIdx.x == 0 && POLICY != rs) trace(p, index, kTraceGateEnd);
 
     const bool is_own = POLICY == ag && tile.row - p.own_row < p.own_rows;
-    const u16* a = (const u16*)(is_own ? p.own_a : p.a) + (is_own ? tile.row - p.own_row : tile.row) * p.lda;
-    const u16* b = (const u16*)p.b + first_column * p.ldb;
+    // Where row 0 would be. (Registers are short: to choose between rows as well would spill them.)
+    const u64 first = is_own ? p.own_a - p.own_row * p.lda * sizeof(Bits) : p.a;
+    const Bits* a = (const Bits*)first + tile.row * p.lda;
+    const Bits* b = (const Bits*)p.b + first_column * p.ldb;
     auto load_stage = [&](int block) {
       const u32 stage = stages + (block % C::kStages) * C::kStageBytes;
       load_block<C::kTileM>(stage, a, p.lda, rows, p.k, block * C::kTileK);
@@ -195,15 +200,24 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
 #pragma unroll
     for (int i = 0; i < C::kFragmentsM; ++i) {
       const int row = warp_m * C::kWarpM + 16 * i + lane / 4;
+      if (ELEMENT::kScaled) {
+#pragma unroll
+        for (int j = 0; j < C::kFragmentsN; ++j) {
+#pragma unroll
+          for (int s = 0; s < 4; ++s) sums[i][j][s] *= (float)ELEMENT::kUnit;
+        }
+        const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
+        scale<C::kFragmentsN>(sums[i][0], scales_of(params), {tile.row + row, tile.row + rows, column, p.n});
+      }
       if (POLICY != rs) {  // who sums the slots adds the bias, once
         const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
-        if (p.bias != 0) add_bias<ELEMENT, C::kFragmentsN>(sums[i][0], p, column);
+        if (p.bias != 0) add_bias<Result, C::kFragmentsN>(sums[i][0], p, column);
         activate<C::kFragmentsN>(sums[i][0], p.activation);
         if (p.activation == Activation::swiglu) {
 #pragma unroll
           for (int j = 0; j < C::kFragmentsN; ++j) {
             const u32 place = stages + row * C::kOutPitch + (warp_n * C::kWarpN + 8 * j) + 2 * (lane % 4);
-            const u32 rows = ELEMENT::round_pair(sums[i][j][0], sums[i][j][2]);
+            const u32 rows = Result::round_pair(sums[i][j][0], sums[i][j][2]);
             store_shared_2(place, (u16)rows);
             store_shared_2(place + 8 * C::kOutPitch, (u16)(rows >> 16));
           }
@@ -214,8 +228,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       for (int j = 0; j < C::kFragmentsN; ++j) {
         const int column = warp_n * C::kWarpN + 8 * j + 2 * (lane % 4);
         const u32 place = stages + row * C::kOutPitch + column * 2;
-        store_shared_4(place, ELEMENT::round_pair(sums[i][j][0], sums[i][j][1]));
-        store_shared_4(place + 8 * C::kOutPitch, ELEMENT::round_pair(sums[i][j][2], sums[i][j][3]));
+        store_shared_4(place, Result::round_pair(sums[i][j][0], sums[i][j][1]));
+        store_shared_4(place + 8 * C::kOutPitch, Result::round_pair(sums[i][j][2], sums[i][j][3]));
       }
     }
     if (POLICY == rs) {

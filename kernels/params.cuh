@@ -29,7 +29,7 @@ struct RowTile {
 
 // Where this rank's partial tiles for one peer go: its own slot in the peer's memory, and its signals there.
 struct Destination {
-  u64 slot;     // element*, row pitch ldc
+  u64 slot;     // result*, row pitch ldc
   u64 signals;  // u32*
 };
 
@@ -65,8 +65,8 @@ enum class Activation : u32 {
 // the other sources' slots when their signals are up, and its own sums, rounded as if they came from a slot, in the order of
 // the sources; then the bias.
 struct FoldParams {
-  u64 slots;            // element* [sources][slot_rows][ldc]; the own one is not read
-  u64 bias;             // element* [n]; 0 for none
+  u64 slots;            // result* [sources][slot_rows][ldc]; the own one is not read
+  u64 bias;             // result* [n]; 0 for none
   u64 ld_out;           // row pitch of C [rows, n]: a tile's row there is its destination_row
   u32 sources;          // 0: nothing is folded
   u32 own;              // the destination whose tiles are summed here, and their place among the sources
@@ -77,14 +77,14 @@ struct FoldParams {
 };
 
 struct GemmParams {
-  u64 a, b, c;          // element*: A [rows, k], B [n, k], C [rows, n]; ReduceScatter: C of what is folded
+  u64 a, b, c;          // element*: A [rows, k], B [n, k]; result*: C [rows, n], in ReduceScatter of what is folded
   u64 lda, ldb, ldc;    // row pitches in elements; ldc is the slots' pitch in ReduceScatter
   u64 order;            // u32*: row tile << 16 | column tile, `tiles` of them
   u64 row_tiles;        // RowTile*
   u64 gates;            // u32*: the signals that the row tiles' gates name
   u64 destinations;     // Destination*
   u64 counters;         // u32*: all 0 between launches
-  u64 bias;             // element* [n], added to every row; 0 for none, as in ReduceScatter
+  u64 bias;             // result* [n], added to every row; 0 for none, as in ReduceScatter
   u64 own_a;            // element* [own_rows, k]: AllGather: rows own_row .. own_row + own_rows of A are here, with pitch lda
   u32 own_row, own_rows;
   u32 m, n, k;
@@ -97,9 +97,21 @@ struct GemmParams {
   WaitBound wait;
 };
 
+// What every sum of products of 8-bit elements is multiplied by: its row's scale of A, and its column's of B. The stride is 1,
+// or 0 for one scale of the whole matrix. Without an address the scale is 1.
+struct Scales {
+  u64 a, b;  // float*
+  u32 a_stride, b_stride;
+};
+
+// What the portable GEMM takes if its elements have scales.
+struct ScaledGemmParams : GemmParams {
+  Scales scales;
+};
+
 // What the Hopper GEMM takes: tensor maps of A, B, C and the slots, the tiles, and how tiles are split along K.
 struct HopperParams {
-  TensorMap a, b;       // boxes of 64 columns; of a_box_rows rows of A, TILE_N rows of B
+  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, TILE_N rows of B
   TensorMap own_a;      // as a; of the rows that are elsewhere
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; ReduceScatter: if tiles are folded
   TensorMap slots;      // boxes of PIECE_N columns, 32 rows, of all sources' slots, one below the other: if tiles are folded
@@ -113,6 +125,7 @@ struct HopperParams {
   u16 by_rows;          // C cannot be written in boxes
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
+  Scales scales;        // of elements that have any
   u32 slot_parts;       // half pieces whose slots fit into a stage, if tiles are folded
 };
 

@@ -83,6 +83,12 @@ DEVICE u16 load_global_2(const void* from) {
   asm volatile("ld.global.b16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
   return v;
 }
+DEVICE u32 load_global(const u16* from) { return load_global_2(from); }
+DEVICE u32 load_global(const u8* from) {
+  u32 v;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+  return v;
+}
 DEVICE void store_global_8(u64 to, u64 v) { asm volatile("st.global.b64 [%0], %1;" ::"l"(to), "l"(v) : "memory"); }
 // 0 if there is nothing to load; without a branch.
 DEVICE u16 load_global_2_or_0(const void* from, bool valid) {

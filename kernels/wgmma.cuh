@@ -1,4 +1,4 @@
-// The warpgroup's matrix multiply: d += a * b for 64 rows of A and kColumns rows of B, k = 16, both from shared memory by
+// The warpgroup's matrix multiply: d += a * b for 64 rows of A and kColumns rows of B, 32 bytes of each, from shared memory by
 // descriptor, both K-major. Thread t of the warpgroup holds, in d[4j + 2h + e], row 16 (t / 32) + t % 32 / 4 + 8h, column
 // 8j + 2 (t % 4) + e.
 #pragma once
@@ -56,31 +56,30 @@ struct Wgmma;
   "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), \
   "+f"(d[126]), "+f"(d[127])
 
-#define DEFINE_WGMMA(Element, name, columns, sums, a_place, b_place, keep_place)                                  \
+#define DEFINE_WGMMA(Element, types, majors, columns, sums, a_place, b_place, keep_place)                          \
   template <>                                                                                                      \
   struct Wgmma<Element, columns> {                                                                                 \
     /* Adds to d if `keep` is not 0, else overwrites it. */                                                        \
     DEVICE void multiply(float (&d)[columns / 2], u64 a, u64 b, u32 keep) {                                        \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #keep_place ", 0;\n"                                         \
-                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name " {" PLACES_##sums "}, %"  \
-                   #a_place ", %" #b_place ", p, 1, 1, 0, 0; }"                                                    \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns types " {" PLACES_##sums "}, %"                    \
+                   #a_place ", %" #b_place ", p, 1, 1" majors "; }"                                                \
                    : SUMS_##sums                                                                                   \
                    : "l"(a), "l"(b), "r"(keep));                                                                   \
     }                                                                                                              \
   };
+// Elements of 16 bits could also lie the other way around in shared memory; those of 8 bits cannot, and do not say.
+#define DEFINE_WGMMAS(columns, sums, a_place, b_place, keep_place)                                                 \
+  DEFINE_WGMMA(Bf16, "k16.f32.bf16.bf16", ", 0, 0", columns, sums, a_place, b_place, keep_place)                   \
+  DEFINE_WGMMA(F16, "k16.f32.f16.f16", ", 0, 0", columns, sums, a_place, b_place, keep_place)                      \
+  DEFINE_WGMMA(E4m3, "k32.f32.e4m3.e4m3", "", columns, sums, a_place, b_place, keep_place)
 
-DEFINE_WGMMA(Bf16, "bf16", 16, 8, 8, 9, 10)
-DEFINE_WGMMA(F16, "f16", 16, 8, 8, 9, 10)
-DEFINE_WGMMA(Bf16, "bf16", 32, 16, 16, 17, 18)
-DEFINE_WGMMA(F16, "f16", 32, 16, 16, 17, 18)
-DEFINE_WGMMA(Bf16, "bf16", 64, 32, 32, 33, 34)
-DEFINE_WGMMA(F16, "f16", 64, 32, 32, 33, 34)
-DEFINE_WGMMA(Bf16, "bf16", 128, 64, 64, 65, 66)
-DEFINE_WGMMA(F16, "f16", 128, 64, 64, 65, 66)
-DEFINE_WGMMA(Bf16, "bf16", 192, 96, 96, 97, 98)
-DEFINE_WGMMA(F16, "f16", 192, 96, 96, 97, 98)
-DEFINE_WGMMA(Bf16, "bf16", 224, 112, 112, 113, 114)
-DEFINE_WGMMA(F16, "f16", 224, 112, 112, 113, 114)
-DEFINE_WGMMA(Bf16, "bf16", 256, 128, 128, 129, 130)
-DEFINE_WGMMA(F16, "f16", 256, 128, 128, 129, 130)
+DEFINE_WGMMAS(16, 8, 8, 9, 10)
+DEFINE_WGMMAS(32, 16, 16, 17, 18)
+DEFINE_WGMMAS(64, 32, 32, 33, 34)
+DEFINE_WGMMAS(128, 64, 64, 65, 66)
+DEFINE_WGMMAS(192, 96, 96, 97, 98)
+DEFINE_WGMMAS(224, 112, 112, 113, 114)
+DEFINE_WGMMAS(256, 128, 128, 129, 130)
+#undef DEFINE_WGMMAS
 #undef DEFINE_WGMMA

@@ -4,7 +4,7 @@ use crate::data::{Fill, matrix, product, relative_error};
 use crate::run::{self, Buffers};
 use crate::table::{Case, WAYS, bound};
 use flux::{
-    Activation, AgGemm, Backend, DType, Delivery, Element, Error, GemmAr, GemmRs, Group, OpSpec, Path,
+    Activation, AgGemm, Backend, DType, Delivery, E4m3, Element, Error, GemmAr, GemmRs, Group, OpSpec, Path,
     PathPreference, Summation,
 };
 use half::{bf16, f16};
@@ -45,21 +45,26 @@ pub fn finish<E: Element>(sums: &[f64], n: usize, bias: Option<&[E]>, activation
     }
 }
 
-/// Checks `case` with both element types, normal data and integers, with and without a bias: AllGather+GEMM with every
+/// Checks `case` with both 16-bit element types, normal data and integers, with and without a bias: AllGather+GEMM with every
 /// activation, the others with none, every way. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
 }
 
-fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Group) {
+/// [`check`] with 8-bit elements, without scales.
+pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
+    check_dtype::<E4m3>(case, group);
+}
+
+fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = group(world_size);
     let local =
         (world_size == 1).then_some((PathPreference::Auto, Delivery::Auto, Summation::Auto, Path::Local));
     for (seed, fill) in [(1, Fill::Normal), (2, Fill::Integers)] {
-        let [a, b, bias] =
-            [(m * k, 0), (n * k, 10), (n, 20)].map(|(len, of)| matrix::<E>(len, fill, seed + of));
+        let [a, b] = [(m * k, 0), (n * k, 10)].map(|(len, of)| matrix::<E>(len, fill, seed + of));
+        let bias = matrix::<E::Result>(n, fill, seed + 20);
         let sums = product(&a, &b, m, n, k);
         for with_bias in [false, true] {
             let data = Data { m, a: &a, b: &b, bias: with_bias.then_some(&bias[..]), fill };
@@ -80,7 +85,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                     // Ways may cut K differently on GPUs, which integers do not show.
                     if fill == Fill::Integers || group.backend() == Backend::Host {
                         let first = first.get_or_insert_with(|| c.clone());
-                        let same = bytemuck::cast_slice::<E, u8>(first) == bytemuck::cast_slice(&c);
+                        let same = bytemuck::cast_slice::<E::Result, u8>(first) == bytemuck::cast_slice(&c);
                         assert!(same, "{case:?} {activation} {path:?}: other bits than another way");
                     }
                     if activation == Activation::None {
@@ -93,13 +98,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
 }
 
 /// The operations that sum over ranks.
-fn check_sums<E: Element + PartialEq>(
-    group: &Group,
-    spec: &OpSpec,
-    data: &Data<'_, E>,
-    taken: Path,
-    expected: &[f64],
-) {
+fn check_sums<E: Element>(group: &Group, spec: &OpSpec, data: &Data<'_, E>, taken: Path, expected: &[f64]) {
     let scattered = data.check(group, &GemmRs::new(group, spec.clone()).unwrap(), taken, expected);
     for rows in [data.m, 0] {
         let mut spec = spec.clone();
@@ -107,21 +106,21 @@ fn check_sums<E: Element + PartialEq>(
         let one_shot = data.m <= rows;
         let taken = if one_shot && taken == Path::Chunked { Path::Unfused } else { taken };
         let c = data.check(group, &GemmAr::new(group, spec).unwrap(), taken, expected);
-        let same = bytemuck::cast_slice::<E, u8>(&scattered) == bytemuck::cast_slice(&c);
+        let same = bytemuck::cast_slice::<E::Result, u8>(&scattered) == bytemuck::cast_slice(&c);
         assert!(same, "{taken}, one-shot: {one_shot}: gemm-ar has other bits than gemm-rs");
     }
 }
 
-struct Data<'a, E> {
+struct Data<'a, E: Element> {
     m: usize,
     a: &'a [E],
     b: &'a [E],
-    bias: Option<&'a [E]>,
+    bias: Option<&'a [E::Result]>,
     fill: Fill,
 }
 
-impl<E: Element + PartialEq> Data<'_, E> {
-    fn check<Op: Buffers>(&self, group: &Group, op: &Op, taken: Path, expected: &[f64]) -> Vec<E> {
+impl<E: Element> Data<'_, E> {
+    fn check<Op: Buffers>(&self, group: &Group, op: &Op, taken: Path, expected: &[f64]) -> Vec<E::Result> {
         let bias = self.bias;
         let what = format!(
             "{} {:?} {:?}, bias: {}",
@@ -138,7 +137,7 @@ impl<E: Element + PartialEq> Data<'_, E> {
         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
         if self.fill == Fill::Integers && op.spec().activation == Activation::None {
             #[allow(clippy::cast_possible_truncation)] // small integers
-            let exact = expected.iter().map(|&value| E::round(value as f32));
+            let exact = expected.iter().map(|&value| E::Result::round(value as f32));
             assert!(outcome.c.iter().copied().eq(exact), "{what}: integers are not exact");
         }
         outcome.c

@@ -6,6 +6,7 @@ pub mod faults;
 pub mod pitched;
 pub mod pushes;
 pub mod run;
+pub mod scaled;
 pub mod sums;
 pub mod table;
 pub mod traces;

@@ -4,7 +4,7 @@ use crate::data::{Fill, matrix, product};
 use crate::epilogues::finish;
 use flux::{
     Activation, AgGemm, AgGemmCall, Buffer, DType, Delivery, Direction, GemmAr, GemmArCall, Group, Matrix,
-    OpSpec, PathPreference, Placement, Stream,
+    OpSpec, PathPreference, Placement, Scales, Stream,
 };
 use half::bf16;
 
@@ -84,7 +84,7 @@ fn check_one(group: &Group, op: &GemmAr, m: usize, gap: usize) {
         };
         let (a, b) = (place(&cut(&a), depth.len() + 3), place(&cut(&b), depth.len() + 1));
         let c = place(&vec![Vec::new(); m], n + gap);
-        calls.push(GemmArCall { m, a: a.matrix, b: b.matrix, bias: None, c: c.matrix });
+        calls.push(GemmArCall { m, a: a.matrix, b: b.matrix, scales: Scales::NONE, bias: None, c: c.matrix });
         ranks.push((stream, c, [a, b]));
     }
     let streams: Vec<_> = ranks.iter().map(|(stream, ..)| stream).collect();
@@ -135,7 +135,14 @@ fn check_one_ag_gemm(group: &Group, op: &AgGemm, m: usize, gap: usize) {
         let bias = place(&[&behind_nan], behind_nan.len());
         let c = place(&vec![&[][..]; m], columns.len() + gap);
         let address = bias.matrix.address.add(2);
-        calls.push(AgGemmCall { m, a: a.matrix.address, b: b.matrix, bias: Some(address), c: c.matrix });
+        calls.push(AgGemmCall {
+            m,
+            a: a.matrix.address,
+            b: b.matrix,
+            scales: Scales::NONE,
+            bias: Some(address),
+            c: c.matrix,
+        });
         ranks.push((stream, columns, c, [a, b, bias]));
     }
     let streams: Vec<_> = ranks.iter().map(|(stream, ..)| stream).collect();

@@ -18,7 +18,7 @@ pub trait Buffers: Operation {
 
 impl Buffers for AgGemm {
     fn buffers(&self, rank: usize) -> Vec<(Address, usize)> {
-        vec![(self.gathered(rank), self.gathered_bytes())]
+        vec![(self.gathered(rank), self.gathered_bytes()), self.gathered_scales(rank)]
     }
 }
 
@@ -34,21 +34,35 @@ impl Buffers for GemmAr {
     }
 }
 
+/// A, B, and a bias if there is one.
+pub type Given<'a, E> = (&'a [E], &'a [E], Option<&'a [<E as Element>::Result]>);
+
 /// Multiplies `a` `[m, k]` by `b` `[n, k]` transposed, cut up as `op` wants them, and adds `bias` `[n]` if there is
 /// one.
 pub fn any<E: Element, Op: Buffers>(
     group: &Group,
     op: &Op,
     m: usize,
-    (a, b, bias): (&[E], &[E], Option<&[E]>),
-) -> Result<Outcome<E>, Error> {
-    let mut whole = Whole::place(group, op, a, b, m)?;
+    (a, b, bias): Given<'_, E>,
+) -> Result<Outcome<E::Result>, Error> {
+    scaled(group, op, m, (a, b, bias), [&[], &[]])
+}
+
+/// The same with scales of `a` and `b`, each empty, one number, or one for each row.
+pub fn scaled<E: Element, Op: Buffers>(
+    group: &Group,
+    op: &Op,
+    m: usize,
+    (a, b, bias): Given<'_, E>,
+    [a_scale, b_scale]: [&[f32]; 2],
+) -> Result<Outcome<E::Result>, Error> {
+    let mut whole = Whole::place(group, op, a, b, m)?.with_scales(a_scale, b_scale)?;
     if let Some(bias) = bias {
         whole = whole.with_bias(bias)?;
     }
     for (rank, stream) in whole.streams().enumerate() {
         for (address, bytes) in op.buffers(rank) {
-            poison::<E>(stream, address, bytes)?;
+            poison(stream, address, bytes)?;
         }
     }
     Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
@@ -61,7 +75,7 @@ pub fn ag_gemm<E: Element>(
     m: usize,
     a: &[E],
     b: &[E],
-) -> Result<Outcome<E>, Error> {
+) -> Result<Outcome<E::Result>, Error> {
     any(group, op, m, (a, b, None))
 }
 
@@ -72,7 +86,7 @@ pub fn gemm_rs<E: Element>(
     m: usize,
     a: &[E],
     b: &[E],
-) -> Result<Outcome<E>, Error> {
+) -> Result<Outcome<E::Result>, Error> {
     any(group, op, m, (a, b, None))
 }
 
@@ -83,15 +97,15 @@ pub fn gemm_ar<E: Element>(
     m: usize,
     a: &[E],
     b: &[E],
-) -> Result<Outcome<E>, Error> {
+) -> Result<Outcome<E::Result>, Error> {
     any(group, op, m, (a, b, None))
 }
 
-fn poison<E: Element>(stream: &Stream, address: Address, bytes: usize) -> Result<(), Error> {
+/// All bits 1 are NaNs of every type.
+fn poison(stream: &Stream, address: Address, bytes: usize) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
-    let nans = vec![E::round(f32::NAN); bytes / size_of::<E>()];
     // SAFETY: the operation's own buffer, of that size; nothing is in flight.
-    Ok(unsafe { stream.upload(address, bytemuck::cast_slice(&nans)) }?)
+    Ok(unsafe { stream.upload(address, &vec![0xff; bytes]) }?)
 }

@@ -2,9 +2,9 @@
 
 use crate::data::{Fill, matrix, product, relative_error};
 use crate::epilogues::finish;
-use crate::run::{self, Buffers};
+use crate::run::{self, Buffers, Given};
 use crate::table::{Case, bound};
-use flux::{Activation, Delivery, Element, GemmAr, GemmRs, Group, OpSpec, PathPreference, Summation};
+use flux::{Activation, Delivery, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, PathPreference, Summation};
 use half::{bf16, f16};
 
 /// Checks that sums that are folded into the GEMM have the bits of separate ones, with and without a bias, of tiles that are
@@ -14,12 +14,13 @@ pub fn check(case: Case, can_fold: bool, group: &dyn Fn(usize) -> Group) {
     let group = group(case.world_size);
     check_dtype::<bf16>(case, can_fold, &group);
     check_dtype::<f16>(case, can_fold, &group);
+    check_dtype::<E4m3>(case, can_fold, &group);
 }
 
 fn check_dtype<E: Element>(case: Case, can_fold: bool, group: &Group) {
     let Case { m, n, k, .. } = case;
     let (a, b) = (matrix::<E>(m * k, Fill::Normal, 1), matrix::<E>(n * k, Fill::Normal, 2));
-    let bias = matrix::<E>(n, Fill::Normal, 3);
+    let bias = matrix::<E::Result>(n, Fill::Normal, 3);
     let plain = product(&a, &b, m, n, k);
     for bias in [None, Some(&bias[..])] {
         let reference = finish(&plain, n, bias, Activation::None);
@@ -36,10 +37,10 @@ fn check_dtype<E: Element>(case: Case, can_fold: bool, group: &Group) {
                     group.world_size()
                 );
                 let used = if can_fold { summation } else { Summation::Separate };
-                let mut check = |c: Vec<E>| {
+                let mut check = |c: Vec<E::Result>| {
                     let error = relative_error(&c, &reference);
                     assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
-                    let c = bytemuck::cast_slice::<E, u8>(&c).to_vec();
+                    let c = bytemuck::cast_slice::<E::Result, u8>(&c).to_vec();
                     if bits.is_empty() {
                         bits.clone_from(&c);
                     }
@@ -65,8 +66,8 @@ fn calls<E: Element, Op: Buffers>(
     op: &Op,
     Case { m, k, .. }: Case,
     used: Summation,
-    (a, b, bias): (&[E], &[E], Option<&[E]>),
-    check: &mut dyn FnMut(Vec<E>),
+    (a, b, bias): Given<'_, E>,
+    check: &mut dyn FnMut(Vec<E::Result>),
 ) {
     for rows in [m, m * 2 / 3, m] {
         let outcome = run::any(group, op, rows, (&a[..rows * k], b, bias)).unwrap();

@@ -3,8 +3,8 @@
 use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
 use flux::{
-    AgGemm, DType, Delivery, Direction, Element, End, GemmAr, GemmRs, Group, OpSpec, Path, PathPreference,
-    Summation, Taper,
+    AgGemm, DType, Delivery, Direction, E4m3, Element, End, GemmAr, GemmRs, Group, OpSpec, Path,
+    PathPreference, Summation, Taper,
 };
 use half::{bf16, f16};
 
@@ -55,19 +55,24 @@ const fn chunk_rows(m: usize) -> [Option<usize>; 3] {
 
 pub(crate) fn bound(dtype: DType) -> f64 {
     match dtype {
-        DType::Bf16 => 4e-3,
+        DType::Bf16 | DType::E4m3 => 4e-3,
         DType::F16 => 6e-4,
     }
 }
 
-/// Checks `case` with all operations, both element types, normal data and integers, every way, fused with tiles delivered
+/// Checks `case` with all operations, both 16-bit element types, normal data and integers, every way, fused with tiles delivered
 /// directly and relayed, push and pull, and all chunk sizes, finer at one end too; GEMM+AllReduce also one-shot and in two steps. `group` makes a group of that many ranks.
 pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
     check_dtype::<f16>(case, group);
 }
 
-fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Group) {
+/// [`check`] with 8-bit elements, without scales.
+pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
+    check_dtype::<E4m3>(case, group);
+}
+
+fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
     let Case { m, n, k, world_size } = case;
     let group = group(world_size);
     let data = [(1, Fill::Normal), (2, Fill::Integers)].map(|(seed, fill)| {
@@ -98,7 +103,7 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                         ("one-shot gemm-ar", run::gemm_ar(&group, &one_shot, m, a, b)),
                         ("gemm-ar in two steps", run::gemm_ar(&group, &in_two_steps, m, a, b)),
                     ];
-                    let mut sums: Option<Vec<E>> = None;
+                    let mut sums: Option<Vec<E::Result>> = None;
                     for (op, outcome) in outcomes {
                         let what = format!(
                             "{op} {case:?} {} {fill:?} {path:?} {delivery} {direction} chunks of {chunk_rows:?}",
@@ -126,13 +131,13 @@ fn check_dtype<E: Element + PartialEq>(case: Case, group: &dyn Fn(usize) -> Grou
                         assert!(error < bound(E::DTYPE), "{what}: error {error:e}");
                         if op != "ag-gemm" {
                             let sums = sums.get_or_insert_with(|| outcome.c.clone());
-                            let same =
-                                bytemuck::cast_slice::<E, u8>(sums) == bytemuck::cast_slice(&outcome.c);
+                            let same = bytemuck::cast_slice::<E::Result, u8>(sums)
+                                == bytemuck::cast_slice(&outcome.c);
                             assert!(same, "{what}: other bits than gemm-rs");
                         }
                         if *fill == Fill::Integers {
                             #[allow(clippy::cast_possible_truncation)] // small integers
-                            let exact = reference.iter().map(|&value| E::round(value as f32));
+                            let exact = reference.iter().map(|&value| E::Result::round(value as f32));
                             assert!(outcome.c.iter().copied().eq(exact), "{what}: integers are not exact");
                         }
                     }

@@ -3,8 +3,8 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, Buffer, DType, Delivery, Error, GemmAr, GemmRs, Group,
-    GroupConfig, OpSpec, Operation, PathPreference, Placement, Whole,
+    Activation, AgGemm, Backend, BackendChoice, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs,
+    Group, GroupConfig, OpSpec, Operation, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::table::{Case, check, check_bits};
@@ -188,7 +188,7 @@ fn cudarc_tensors_go_in_and_out() {
     let columns = |matrix: &[bf16], range: std::ops::Range<usize>| -> Vec<bf16> {
         matrix.chunks(k).flat_map(|row| row[range.clone()].to_vec()).collect()
     };
-    let mut results = Vec::new();
+    let (mut results, none) = (Vec::new(), CudarcScales::default());
     for rank in group.local_ranks() {
         let gpu = group.device(rank).unwrap().as_cuda().unwrap().clone();
         let stream = gpu.context().new_stream().unwrap();
@@ -198,27 +198,28 @@ fn cudarc_tensors_go_in_and_out() {
         let mut c: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * own.len()]).unwrap();
         let own_bias = stream.clone_htod(&bias[own.clone()]).unwrap();
         let bias = stream.clone_htod(&bias).unwrap();
-        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, Some(&own_bias), &mut c, &stream).unwrap();
+        gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, none, Some(&own_bias), &mut c, &stream).unwrap();
         let depth = scatter.depth(rank);
         let a_columns = stream.clone_htod(&columns(&a, depth.clone())).unwrap();
         let b_columns = stream.clone_htod(&columns(&b, depth)).unwrap();
         let mut d: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; rows.len() * n]).unwrap();
-        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut d, &stream).unwrap();
+        scatter.enqueue_cudarc(rank, m, &a_columns, &b_columns, none, Some(&bias), &mut d, &stream).unwrap();
         let reduced = [&reduce[0], &reduce[1]].map(|op| {
             let mut e: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
-            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, Some(&bias), &mut e, &stream).unwrap();
+            op.enqueue_cudarc(rank, m, &a_columns, &b_columns, none, Some(&bias), &mut e, &stream).unwrap();
             e
         });
 
         let wrong = stream.clone_htod(&vec![f16::ZERO; m * k]).unwrap();
         let mut wrong_c = wrong.clone();
-        let error = gather.enqueue_cudarc(rank, m, &wrong, &wrong, None, &mut wrong_c, &stream).unwrap_err();
+        let error =
+            gather.enqueue_cudarc(rank, m, &wrong, &wrong, none, None, &mut wrong_c, &stream).unwrap_err();
         assert!(matches!(error, Error::WrongDType { .. }), "{error}");
         let short = stream.clone_htod(&[bf16::ZERO; 8]).unwrap();
-        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, None, &mut c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &short, &b_rows, none, None, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadMatrix { name: "A", .. }), "{error}");
         let few = Some(&short as &dyn DevicePtr<bf16>);
-        let error = gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, few, &mut c, &stream).unwrap_err();
+        let error = gather.enqueue_cudarc(rank, m, &a_rows, &b_rows, none, few, &mut c, &stream).unwrap_err();
         assert!(matches!(error, Error::BadBias { .. }), "{error}");
         results.push((stream, c, d, reduced));
     }
@@ -241,7 +242,14 @@ fn ranks_that_share_a_gpu_are_not_called_one_by_one() {
     let group = group_in(Placement::Device)(flux::Device::cuda_count().unwrap() + 1);
     let op = AgGemm::new(&group, OpSpec::new(8, 8, 8, DType::Bf16)).unwrap();
     let matrix = flux::Matrix::contiguous(flux::Address::NULL, 8);
-    let call = flux::AgGemmCall { m: 0, a: flux::Address::NULL, b: matrix, bias: None, c: matrix };
+    let call = flux::AgGemmCall {
+        m: 0,
+        a: flux::Address::NULL,
+        b: matrix,
+        scales: flux::Scales::NONE,
+        bias: None,
+        c: matrix,
+    };
     // SAFETY: refused before anything is enqueued.
     let refused = unsafe { op.enqueue(0, &call, &group.stream(0).unwrap()) };
     assert!(matches!(refused, Err(Error::SharedDevice { rank: 0, .. })));

@@ -5,8 +5,8 @@
 use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
 use cudarc::driver::CudaSlice;
 use flux::{
-    AgGemm, BackendChoice, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference,
-    Whole,
+    AgGemm, BackendChoice, CudarcScales, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation,
+    PathPreference, Whole,
 };
 use flux_tests::data::{Fill, matrix};
 use half::bf16;
@@ -53,7 +53,7 @@ fn plain_gemm_beside_cublas() {
         let (mut flux_ms, mut cublas_ms) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS + 2 {
             let flux = time(&mut || {
-                op.enqueue_cudarc(0, m, &a, &b, None, &mut ours, &stream).unwrap();
+                op.enqueue_cudarc(0, m, &a, &b, CudarcScales::default(), None, &mut ours, &stream).unwrap();
             });
             // Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
             let peer = time(&mut || {

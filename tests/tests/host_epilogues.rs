@@ -2,7 +2,7 @@
 
 use flux::{
     Activation, Address, AgGemm, AgGemmCall, BackendChoice, Buffer, DType, Error, GemmAr, GemmArCall, GemmRs,
-    GemmRsCall, Group, GroupConfig, Matrix, OpSpec, Placement, Whole,
+    GemmRsCall, Group, GroupConfig, Matrix, OpSpec, Placement, Scales, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::epilogues::{CASES, check, check_that_a_bias_is_added_once, finish};
@@ -102,9 +102,21 @@ fn what_a_caller_can_get_wrong_is_an_error() {
         // SAFETY: every call is refused before anything is enqueued.
         let refused = unsafe {
             [
-                gather.enqueue(0, &AgGemmCall { m: 4, a, b: fine, bias, c: fine }, &stream),
-                scatter.enqueue(0, &GemmRsCall { m: 4, a: fine, b: fine, bias, c: fine }, &stream),
-                reduce.enqueue(0, &GemmArCall { m: 4, a: fine, b: fine, bias, c: fine }, &stream),
+                gather.enqueue(
+                    0,
+                    &AgGemmCall { m: 4, a, b: fine, scales: Scales::NONE, bias, c: fine },
+                    &stream,
+                ),
+                scatter.enqueue(
+                    0,
+                    &GemmRsCall { m: 4, a: fine, b: fine, scales: Scales::NONE, bias, c: fine },
+                    &stream,
+                ),
+                reduce.enqueue(
+                    0,
+                    &GemmArCall { m: 4, a: fine, b: fine, scales: Scales::NONE, bias, c: fine },
+                    &stream,
+                ),
             ]
         };
         for refused in refused {

@@ -92,6 +92,7 @@ fn ranks_on_their_own_threads_agree() {
                             m,
                             a: Matrix::contiguous(a.address(), depth.len()),
                             b: Matrix::contiguous(b.address(), depth.len()),
+                            scales: flux::Scales::NONE,
                             bias: None,
                             c: Matrix::contiguous(c.address(), n),
                         };
@@ -140,7 +141,7 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let stream = group.stream(0).unwrap();
     let buffer = Buffer::allocate(group.device(0).unwrap(), 1024, Placement::Device).unwrap();
     let fine = Matrix::contiguous(buffer.address(), 8);
-    let call = GemmArCall { m: 4, a: fine, b: fine, bias: None, c: fine };
+    let call = GemmArCall { m: 4, a: fine, b: fine, scales: flux::Scales::NONE, bias: None, c: fine };
     // SAFETY: every call is refused before anything is enqueued.
     let enqueue = |call: GemmArCall| unsafe { op.enqueue(0, &call, &stream) };
     let narrow = Matrix { pitch: 3, ..fine };

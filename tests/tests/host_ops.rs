@@ -85,6 +85,7 @@ fn ranks_on_their_own_threads_agree() {
                         m,
                         a: a.address(),
                         b: flux::Matrix::contiguous(b.address(), k),
+                        scales: flux::Scales::NONE,
                         bias: None,
                         c: flux::Matrix::contiguous(c.address(), columns.len()),
                     };
@@ -150,7 +151,14 @@ fn what_a_caller_can_get_wrong_is_an_error() {
     let stream = group.stream(0).unwrap();
     let buffer = Buffer::allocate(group.device(0).unwrap(), 1024, Placement::Device).unwrap();
     let matrix = flux::Matrix::contiguous(buffer.address(), 8);
-    let call = flux::AgGemmCall { m: 4, a: buffer.address(), b: matrix, bias: None, c: matrix };
+    let call = flux::AgGemmCall {
+        m: 4,
+        a: buffer.address(),
+        b: matrix,
+        scales: flux::Scales::NONE,
+        bias: None,
+        c: matrix,
+    };
     // SAFETY: every call is refused before anything is enqueued, but for one, which the buffer outlives.
     let enqueue = |rank, call: flux::AgGemmCall| unsafe { op.enqueue(rank, &call, &stream) };
     assert!(matches!(enqueue(2, call), Err(Error::NoSuchRank { rank: 2, world_size: 2 })));

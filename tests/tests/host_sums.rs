@@ -2,7 +2,7 @@
 
 use flux::{
     BackendChoice, Buffer, DType, GemmRs, GemmRsCall, Group, GroupConfig, Matrix, OpSpec, PathPreference,
-    Placement, Summation,
+    Placement, Scales, Summation,
 };
 use flux_tests::data::{Fill, matrix, product};
 use flux_tests::table::{CASES, Case, EDGES};
@@ -94,7 +94,8 @@ fn ranks_may_be_called_one_after_the_other() {
         let outputs = [(); CALLS].map(|()| place(&vec![bf16::NAN; op.rows(rank, m).len() * n]));
         let [a, b] = [0, 1].map(|index| Matrix::contiguous(operands[index].address(), depth.len()));
         for c in &outputs {
-            let call = GemmRsCall { m, a, b, bias: None, c: Matrix::contiguous(c.address(), n) };
+            let (scales, c) = (Scales::NONE, Matrix::contiguous(c.address(), n));
+            let call = GemmRsCall { m, a, b, scales, bias: None, c };
             // SAFETY: all buffers outlive the downloads below.
             let choice = unsafe { op.enqueue(rank, &call, &stream) }.unwrap();
             assert_eq!(choice.summation, Some(Summation::Folded));

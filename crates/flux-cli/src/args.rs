@@ -108,7 +108,7 @@ pub(crate) struct RunArguments {
     /// Ranks.
     #[arg(long, value_name = "W", value_parser = parse_ranks)]
     pub(crate) ranks: usize,
-    /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16 or F16.
+    /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16, F16 or F8_E4M3; from the last, `c` is BF16.
     #[arg(long, value_name = "IN.safetensors")]
     pub(crate) input: PathBuf,
     /// Where `c` [M, N] goes; [M, N/2] with swiglu.
@@ -117,6 +117,12 @@ pub(crate) struct RunArguments {
     /// Adds this tensor of the input, with N elements, to every row of `c`.
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "bias")]
     pub(crate) bias: Option<String>,
+    /// F8_E4M3: multiplies `a` by this F32 tensor of the input: one number, or one for each of its M rows.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "a_scale")]
+    pub(crate) a_scale: Option<String>,
+    /// F8_E4M3: multiplies `b` by this F32 tensor of the input: one number, or one for each of its N rows.
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "b_scale")]
+    pub(crate) b_scale: Option<String>,
     /// ag-gemm: what is applied to the product and the bias. swiglu takes rows 2j and 2j + 1 of `b` as gate and up.
     #[arg(long, value_enum, default_value_t = ActivationArgument::None)]
     pub(crate) activation: ActivationArgument,

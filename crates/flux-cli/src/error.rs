@@ -15,19 +15,23 @@ pub(crate) enum Error {
     NotSafetensors { path: PathBuf, reason: String },
     #[error(
         "{path:?} has no tensor `{name}`; it has {found}; `a` [M, K] and `b` [N, K] are needed, and \
-         what --bias names"
+         what --bias, --a-scale and --b-scale name"
     )]
     NoTensor { path: PathBuf, name: String, found: String },
-    #[error("tensor `{name}` is {dtype}; convert it to BF16 or F16")]
-    WrongDType { name: String, dtype: String },
-    #[error("tensor `a` is {a} but `{name}` is {dtype}; convert one of them")]
-    DifferentDTypes { a: &'static str, name: String, dtype: &'static str },
+    #[error("tensor `{name}` is {dtype}; convert it to {wanted}")]
+    WrongDType { name: String, dtype: String, wanted: &'static str },
+    #[error("tensor `a` is {a}, so `{name}` must be {wanted}, but it is {dtype}; convert one of them")]
+    DifferentDTypes { a: &'static str, name: String, wanted: &'static str, dtype: &'static str },
     #[error("tensor `{name}` has the shape {shape:?}; a matrix with two dimensions is needed")]
     NotAMatrix { name: String, shape: Vec<usize> },
     #[error(
         "tensor `{name}` has the shape {shape:?}; as a bias, [{n}] is needed: an element for each row of `b`"
     )]
     NotABias { name: String, shape: Vec<usize>, n: usize },
+    #[error(
+        "tensor `{name}` has the shape {shape:?}; as a scale, one number or one for each of {rows} rows is needed"
+    )]
+    NotAScale { name: String, shape: Vec<usize>, rows: usize },
     #[error("`a` {a:?} and `b` {b:?} differ in K, their second dimension; both must have the same")]
     DifferentDepths { a: [usize; 2], b: [usize; 2] },
     #[error(

@@ -4,21 +4,23 @@ use crate::args::{OpArgument, ReportArgument, RunArguments};
 use crate::error::Error;
 use crate::files;
 use crate::output::print;
-use crate::tensors::{self, Operands};
+use crate::tensors::{self, Names, Operands};
 use flux::{
-    Activation, AgGemm, DType, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, TileShape,
-    Whole,
+    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice,
+    TileShape, Whole,
 };
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
-    let operands = Operands::read(&arguments.input, arguments.bias.as_deref())?;
+    let scales = [arguments.a_scale.as_deref(), arguments.b_scale.as_deref()];
+    let operands = Operands::read(&arguments.input, Names { bias: arguments.bias.as_deref(), scales })?;
     files::check_writable(&arguments.output)?;
     let group = arguments.group.group(arguments.ranks)?;
     match operands.dtype {
         DType::Bf16 => multiply::<bf16>(arguments, &operands, &group),
         DType::F16 => multiply::<f16>(arguments, &operands, &group),
+        DType::E4m3 => multiply::<E4m3>(arguments, &operands, &group),
     }
 }
 
@@ -58,6 +60,8 @@ fn finish<E: Element, Op: Operation>(
 ) -> Result<(), Error> {
     let (a, b, bias) = operands.elements::<E>();
     let mut whole = Whole::place(group, op, &a, &b, operands.m)?;
+    let [a_scale, b_scale] = &operands.scales;
+    whole = whole.with_scales(a_scale, b_scale)?;
     if let Some(bias) = bias {
         whole = whole.with_bias(&bias)?;
     }
@@ -93,7 +97,8 @@ fn report(
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
-                "bias": arguments.bias.is_some(), "activation": activation.to_string(), "time_ms": ms,
+                "bias": arguments.bias.is_some(),
+                "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })
         ))?;
     } else {

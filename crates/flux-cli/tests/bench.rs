@@ -52,6 +52,18 @@ fn check_row(row: &Value, present: &[&str]) {
 }
 
 #[test]
+fn every_element_type_is_measured() {
+    for (op, ranks) in [("gemm", "1"), ("ag-gemm", "3"), ("gemm-rs", "2"), ("gemm-ar", "2")] {
+        for dtype in ["f16", "e4m3"] {
+            let shape = ["--ranks", ranks, "--shape", "150,72,48", "--dtype", dtype, "--format", "json"];
+            let report: Value = serde_json::from_str(&on_host(op, &shape)).unwrap();
+            assert_eq!(report["dtype"], dtype);
+            assert!(report["rows"][0]["gemm"]["error"].as_f64().unwrap() < 4e-3, "{report}");
+        }
+    }
+}
+
+#[test]
 fn json_has_the_documented_fields() {
     let ways = ["gemm", "communication", "unfused", "chunked", "fused"];
     // For gemm-ar: many rows, which are summed by shards, and few.

@@ -1,6 +1,6 @@
 //! The command as its users run it.
 
-use flux::{Activation, Element};
+use flux::{Activation, E4m3, Element};
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::epilogues::finish;
 use flux_tests::table::CASES;
@@ -188,7 +188,7 @@ fn mistakes_are_explained_in_one_line() {
         ("missing", "2", &output, "cannot read"),
         ("text", "2", &output, "not a safetensors file"),
         ("no-b", "2", &output, "no tensor `b`"),
-        ("f32", "2", &output, "convert it to BF16 or F16"),
+        ("f32", "2", &output, "convert it to BF16, F16 or F8_E4M3"),
         ("mixed", "2", &output, "convert one of them"),
         ("depths", "2", &output, "differ in K"),
         ("vector", "2", &output, "two dimensions"),
@@ -217,6 +217,64 @@ fn mistakes_are_explained_in_one_line() {
     let left: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".flux-")), "{left:?}");
+}
+
+/// 8-bit matrices with scales; the result and the bias are bf16.
+#[test]
+fn scales_are_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let (m, n, k) = (30, 44, 24);
+    let [a, b] = [(m * k, 1), (n * k, 2)].map(|(len, seed)| matrix::<E4m3>(len, Fill::Normal, seed));
+    let bias = matrix::<bf16>(n, Fill::Normal, 3);
+    let each: Vec<_> = (0..m).map(|row| 0.5 + row as f32).collect();
+    let (one, narrow) = ([0.25_f32], [E4m3::ONE; 44]);
+    write(
+        &input,
+        &[
+            ("a", Dtype::F8_E4M3, &[m, k], bytemuck::cast_slice(&a)),
+            ("b", Dtype::F8_E4M3, &[n, k], bytemuck::cast_slice(&b)),
+            ("bias", Dtype::BF16, &[n], bytemuck::cast_slice(&bias)),
+            ("narrow", Dtype::F8_E4M3, &[n], bytemuck::cast_slice(&narrow)),
+            ("a_scale", Dtype::F32, &[m, 1], bytemuck::cast_slice(&each)),
+            ("one", Dtype::F32, &[], bytemuck::cast_slice(&one)),
+        ],
+    );
+    let run = |op, extra: &[&str]| {
+        let paths = ["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()];
+        flux(
+            &[&["run", op, "--backend", "host", "--ranks", "3", "--report", "json"], &paths[..], extra]
+                .concat(),
+        )
+    };
+    let scaled: Vec<_> = product(&a, &b, m, n, k)
+        .into_iter()
+        .enumerate()
+        .map(|(index, sum)| sum * f64::from(each[index / n] * one[0]))
+        .collect();
+    let expected = finish(&scaled, n, Some(&bias), Activation::None);
+    for op in ["ag-gemm", "gemm-rs", "gemm-ar"] {
+        let ran = run(op, &["--a-scale", "--b-scale", "one", "--bias"]);
+        assert!(ran.status.success(), "{op}: {}", String::from_utf8_lossy(&ran.stderr));
+        let report: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!((&report["dtype"], &report["b_scale"]), (&"e4m3".into(), &true.into()));
+        let bytes = std::fs::read(&output).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let c = tensors.tensor("c").unwrap();
+        assert_eq!((c.dtype(), c.shape()), (Dtype::BF16, &[m, n][..]));
+        let c: Vec<bf16> = c.data().chunks_exact(2).map(bytemuck::pod_read_unaligned).collect();
+        assert!(relative_error(&c, &expected) < 4e-3, "{op}");
+    }
+    for (extra, reason) in [
+        (["--b-scale", "a_scale"], "one for each of 44 rows"),
+        (["--a-scale", "bias"], "convert it to F32"),
+        (["--a-scale", "lost"], "no tensor `lost`"),
+        (["--bias", "narrow"], "must be BF16"),
+    ] {
+        let ran = run("gemm-rs", &extra);
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(2) && errors.contains(reason), "{extra:?}: {errors}");
+    }
 }
 
 /// What is not a file is neither replaced nor read without end; what is behind a link is, and the link stays.

@@ -118,6 +118,10 @@ impl KernelId {
 
     fn name(self) -> String {
         match self {
+            // Without gates, the AllGather's kernel is the plain one.
+            KernelId::Gemm(DType::E4m3, Policy::Plain, load) => {
+                KernelId::Gemm(DType::E4m3, Policy::AllGather, load).name()
+            }
             KernelId::Gemm(dtype, policy, load) => format!("gemm_{dtype}_{}_{}", policy.name(), load.name()),
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
@@ -139,6 +143,7 @@ mod tests {
     use super::*;
     use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
+    use crate::params::ScaledGemmParams;
     use crate::trace::{TracedGemmParams, TracedHopperParams};
     use crate::{GemmParams, PushParams, SumParams};
 
@@ -159,8 +164,8 @@ mod tests {
     #[test]
     fn every_launch_has_its_kernel() {
         KernelId::Push.info().unwrap();
-        for dtype in [DType::Bf16, DType::F16] {
-            KernelId::Sum(dtype).info().unwrap();
+        for dtype in [DType::Bf16, DType::F16, DType::E4m3] {
+            KernelId::Sum(dtype.result()).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
                 let gemm = KernelId::Gemm(dtype, policy, load).info().unwrap();
                 assert_eq!((gemm.tile_m, gemm.tile_n), (128, 128), "{}", gemm.name);
@@ -206,6 +211,7 @@ mod tests {
                 Some("gemm") if traced => size_of::<TracedGemmParams>(),
                 Some("clock") => size_of::<ClockParams>(),
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
+                Some("gemm") if kernel.name.contains("_e4m3_") => size_of::<ScaledGemmParams>(),
                 Some("gemm") => size_of::<GemmParams>(),
                 Some("push") => size_of::<PushParams>(),
                 Some("sum") => size_of::<SumParams>(),

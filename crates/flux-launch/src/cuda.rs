@@ -3,6 +3,7 @@
 use crate::catalogue::{KernelId, KernelInfo, Load, hopper_kernels};
 use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
+use crate::params::ScaledGemmParams;
 use crate::push::push_blocks;
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
@@ -88,7 +89,7 @@ impl CudaLauncher {
     /// The ways to cut `problem`, each with the cycles that it is expected to take, the fastest first; one at least.
     pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {
-            let candidates = hopper_kernels(dtype)?.map(Candidate::from);
+            let candidates = hopper_kernels(dtype)?.map(|kernel| Candidate::new(kernel, dtype));
             let ways = tiling::ways(candidates, problem, u64::from(self.blocks()));
             if !ways.is_empty() {
                 return Ok(ways);
@@ -119,7 +120,7 @@ impl CudaLauncher {
             needed.extend(hopper.map(|kernel| KernelId::Hopper(dtype, kernel.tile_m, kernel.tile_n)));
         }
         if policy == Policy::ReduceScatter {
-            needed.push(KernelId::Sum(dtype));
+            needed.push(KernelId::Sum(dtype.result()));
         }
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         needed.retain(|id| !loaded.contains_key(id));
@@ -197,7 +198,7 @@ impl CudaLauncher {
         if params.tiles == 0 {
             return Ok(());
         }
-        let Launch { policy, dtype, tiling, .. } = *launch;
+        let Launch { policy, dtype, scales, tiling, .. } = *launch;
         if let (TileKernel::Hopper, Some(scratch)) = (tiling.kernel, scratch) {
             let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
             let (rows, columns) = (side(tiling.shape.rows), side(tiling.shape.columns));
@@ -215,10 +216,16 @@ impl CudaLauncher {
                 self.launch(stream, id, units, &TracedHopperParams { params, records, padding })
             };
         }
-        let (load, tiles) = (load_for(params), |_: &Loaded| params.tiles);
+        let (load, tiles) = (load_for(dtype, params), |_: &Loaded| params.tiles);
         let Some(records) = records else {
+            let id = KernelId::Gemm(dtype, policy, load);
+            if dtype.is_scaled() {
+                let params = ScaledGemmParams { gemm: *params, scales };
+                // SAFETY: as above.
+                return unsafe { self.launch(stream, id, tiles, &params) };
+            }
             // SAFETY: as above.
-            return unsafe { self.launch(stream, KernelId::Gemm(dtype, policy, load), tiles, params) };
+            return unsafe { self.launch(stream, id, tiles, params) };
         };
         let id = KernelId::TracedGemm(dtype, policy, load);
         // SAFETY: as above.
@@ -364,8 +371,8 @@ unsafe fn launch_loaded<P: bytemuck::Pod>(
 }
 
 /// 16-byte loads also need K to be a multiple of their elements.
-fn load_for(params: &GemmParams) -> Load {
-    let whole = params.are_operands_aligned() && params.k.is_multiple_of(8);
+fn load_for(dtype: DType, params: &GemmParams) -> Load {
+    let whole = params.are_operands_aligned(dtype) && (params.k as usize * dtype.bytes()).is_multiple_of(16);
     if whole { Load::Vector } else { Load::Scalar }
 }
 
@@ -378,7 +385,9 @@ mod tests {
     fn what_16_byte_copies_cannot_take_is_loaded_element_by_element() {
         let aligned =
             GemmParams { a: Address(256), b: Address(512), lda: 64, ldb: 64, k: 64, ..GemmParams::default() };
-        assert_eq!(load_for(&aligned), Load::Vector);
+        for dtype in [DType::Bf16, DType::F16, DType::E4m3] {
+            assert_eq!(load_for(dtype, &aligned), Load::Vector, "{dtype}");
+        }
         for odd in [
             GemmParams { a: Address(258), ..aligned },
             GemmParams { b: Address(520), ..aligned },
@@ -386,7 +395,15 @@ mod tests {
             GemmParams { ldb: 65, ..aligned },
             GemmParams { k: 63, ..aligned },
         ] {
-            assert_eq!(load_for(&odd), Load::Scalar, "{odd:?}");
+            assert_eq!(load_for(DType::Bf16, &odd), Load::Scalar, "{odd:?}");
+        }
+        for eights in [
+            GemmParams { lda: 72, ..aligned },
+            GemmParams { ldb: 72, ..aligned },
+            GemmParams { k: 56, ..aligned },
+        ] {
+            assert_eq!(load_for(DType::F16, &eights), Load::Vector, "{eights:?}");
+            assert_eq!(load_for(DType::E4m3, &eights), Load::Scalar, "{eights:?}");
         }
     }
 }

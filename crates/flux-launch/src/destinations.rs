@@ -29,7 +29,7 @@ const fn maps_offset(count: usize) -> usize {
 }
 
 impl Destinations {
-    /// Tabulates `destinations` for launches on `device`.
+    /// Tabulates `destinations` for launches on `device` that multiply `dtype`; slots hold its [`DType::result`].
     pub fn new(device: &Device, dtype: DType, destinations: &[Destination], slots: Slots) -> Result<Self> {
         let count = destinations.len();
         let mut bytes = bytemuck::cast_slice(destinations).to_vec();
@@ -45,7 +45,7 @@ impl Destinations {
                         box_rows: hopper::PIECE_ROWS,
                         box_columns,
                     };
-                    bytes.extend_from_slice(bytemuck::bytes_of(&map.encode(dtype)?));
+                    bytes.extend_from_slice(bytemuck::bytes_of(&map.encode(dtype.result())?));
                 }
             }
         }

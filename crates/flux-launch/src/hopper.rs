@@ -3,7 +3,7 @@
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
 use crate::tiling;
-use crate::{GemmParams, Launch, Policy, Result};
+use crate::{DType, GemmParams, Launch, Policy, Result, Scales};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -13,10 +13,12 @@ use flux_memory::{Address, Buffer, Device, Placement};
 pub(crate) const PIECE_ROWS: u32 = 64;
 /// Columns of the pieces, by kernel.
 pub(crate) const PIECE_COLUMNS: [u32; 3] = [64, 32, 16];
-/// Columns of K in a stage, and so in a box of A or B.
-const STAGE_COLUMNS: u32 = 64;
+/// Bytes of a row of A or B in a stage, and so in a box.
+pub(crate) const STAGE_BYTES: u32 = 128;
 /// Rows of a box of a slot: half a piece.
 const PART_ROWS: u32 = PIECE_ROWS / 2;
+/// Bytes of an element of C, or of a slot: of all types' results.
+const RESULT_BYTES: u32 = 2;
 /// Rows of a box of A; a taller tile takes two.
 const MAX_BOX_ROWS: u32 = 128;
 
@@ -38,9 +40,10 @@ pub(crate) struct HopperParams {
     a_box_rows: u32,
     by_rows: u16,
     is_row: u16,
+    scales: Scales,
     slot_parts: u32,
     /// The size is a multiple of the alignment.
-    padding: [u32; 13],
+    padding: [u32; 7],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -73,8 +76,8 @@ impl Scratch {
 
 /// How many half pieces' slots, of so many sources but the own one, fit into a stage of `kernel`.
 pub(crate) fn slot_parts(kernel: &KernelInfo, sources: u32) -> u32 {
-    let stage_bytes = (kernel.tile_m + kernel.tile_n) * STAGE_COLUMNS * 2;
-    let part_bytes = sources.saturating_sub(1).saturating_mul(PART_ROWS * kernel.piece_n * 2);
+    let stage_bytes = (kernel.tile_m + kernel.tile_n) * STAGE_BYTES;
+    let part_bytes = sources.saturating_sub(1).saturating_mul(PART_ROWS * kernel.piece_n * RESULT_BYTES);
     stage_bytes.checked_div(part_bytes).unwrap_or(0)
 }
 
@@ -90,19 +93,20 @@ pub(crate) fn params(
     gemm: &GemmParams,
     scratch: &Scratch,
 ) -> Result<HopperParams> {
-    let Launch { policy, dtype, activation, tiling, schedule, destinations, .. } = *launch;
+    let Launch { policy, dtype, activation, scales, tiling, schedule, destinations, .. } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let map = |address, rows, columns, pitch, box_rows, box_columns| {
+    let map = |dtype: DType, address, rows, columns, pitch, box_rows, box_columns| {
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
+    let stage_columns = STAGE_BYTES / count(dtype.bytes());
     // Rows that A does not have need not be loaded as zeros.
     let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
-    let a = map(gemm.a, m, k, gemm.lda, a_box_rows, STAGE_COLUMNS)?;
-    let b = map(gemm.b, n, k, gemm.ldb, kernel.tile_n, STAGE_COLUMNS)?;
+    let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
+    let b = map(dtype, gemm.b, n, k, gemm.ldb, kernel.tile_n, stage_columns)?;
     let own_a = match gemm.own_rows {
         0 => a,
-        rows => map(gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, STAGE_COLUMNS)?,
+        rows => map(dtype, gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, stage_columns)?,
     };
     let fold = &gemm.fold;
     let (scatters, folds) = (destinations.is_some(), fold.sources > 0);
@@ -114,11 +118,11 @@ pub(crate) fn params(
     let c = if (scatters && !folds) || by_rows || c_rows * c_columns == 0 {
         a
     } else {
-        map(gemm.c, c_rows, c_columns, ld_c, PIECE_ROWS, kernel.piece_n / count(sums))?
+        map(dtype.result(), gemm.c, c_rows, c_columns, ld_c, PIECE_ROWS, kernel.piece_n / count(sums))?
     };
     let slots = if folds {
         let rows = u64::from(fold.sources) * u64::from(fold.slot_rows);
-        map(fold.slots, rows, n, gemm.ldc, PART_ROWS, kernel.piece_n)?
+        map(dtype.result(), fold.slots, rows, n, gemm.ldc, PART_ROWS, kernel.piece_n)?
     } else {
         a
     };
@@ -138,25 +142,29 @@ pub(crate) fn params(
         by_rows: u16::from(by_rows),
         // A gate must be looked up.
         is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
+        scales,
         slot_parts: slot_parts(kernel, fold.sources),
-        padding: [0; 13],
+        padding: [0; 7],
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::catalogue::hopper_kernels;
 
     /// What a stage holds of the slots fits into it, and eight ranks can fold in all tiles but the lowest.
     #[test]
     fn slots_fit_into_a_stage() {
-        for kernel in hopper_kernels(DType::Bf16).unwrap() {
+        let all = [DType::Bf16, DType::F16, DType::E4m3].map(|dtype| {
+            assert_eq!(dtype.result().bytes(), RESULT_BYTES as usize);
+            hopper_kernels(dtype).unwrap()
+        });
+        for kernel in all.into_iter().flatten() {
             let stage_bytes = (kernel.tile_m + kernel.tile_n) * 128;
             for sources in 0..64 {
                 let parts = slot_parts(kernel, sources);
-                let bytes = parts * sources.saturating_sub(1) * PART_ROWS * kernel.piece_n * 2;
+                let bytes = parts * sources.saturating_sub(1) * PART_ROWS * kernel.piece_n * RESULT_BYTES;
                 assert!(bytes <= stage_bytes, "{} of {sources}", kernel.name);
                 assert!(parts == 0 || sources > 1, "{} of {sources}", kernel.name);
             }

@@ -5,7 +5,7 @@ use crate::hopper::Scratch;
 use crate::tiling::{Pace, Problem, TileKernel, Tiling};
 use crate::{
     Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, Result,
-    Schedule, SumParams, Trace, host,
+    Scales, Schedule, SumParams, Trace, host,
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
@@ -24,8 +24,10 @@ pub struct Launcher(Kind);
 pub struct Launch<'a> {
     /// What is done with its tiles.
     pub policy: Policy,
-    /// Its elements.
+    /// The elements of A and B.
     pub dtype: DType,
+    /// What its sums are multiplied by; of elements that are not [`DType::is_scaled`], none are.
+    pub scales: Scales,
     /// What is applied to its sums; a ReduceScatter's are partial, and nothing is applied to them.
     pub activation: Activation,
     /// How it is cut.
@@ -196,7 +198,7 @@ impl Launcher {
     /// launches before this one have ended when this one begins. If a sum is folded in, the tiling [can](Launcher::can_fold),
     /// and the slots' tiles are not written to once their signals are up.
     pub unsafe fn gemm(&self, stream: &Stream, launch: &Launch<'_>, params: &GemmParams) -> Result<()> {
-        let Launch { policy, dtype, activation, tiling, schedule, destinations, trace } = *launch;
+        let Launch { policy, dtype, scales, activation, tiling, schedule, destinations, trace } = *launch;
         let _span = tracing::trace_span!("launch gemm", ?policy, ?tiling, tiles = schedule.tiles()).entered();
         let scatters = policy == Policy::ReduceScatter;
         let params = GemmParams {
@@ -218,7 +220,7 @@ impl Launcher {
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
             (Kind::Host(pool), Stream::Host(stream)) => unsafe {
-                host::launch(pool, stream, dtype, host::Gemm { policy, activation, params, records })
+                host::launch(pool, stream, dtype, host::Gemm { policy, activation, params, scales, records })
             },
             // SAFETY: the caller's promise; the records are the launch's own.
             (Kind::Cuda { kernels, scratch }, Stream::Cuda(stream)) => unsafe {
@@ -228,7 +230,7 @@ impl Launcher {
         }
     }
 
-    /// Enqueues the sum of the slots.
+    /// Enqueues the sum of the slots, into which GEMMs of `dtype` went.
     ///
     /// # Safety
     /// Until the launch has ended, everything that `params` names is live, of the extents that it says, aligned to its
@@ -237,10 +239,12 @@ impl Launcher {
         let _span = tracing::trace_span!("launch sum", rows = params.rows).entered();
         match (&self.0, stream) {
             // SAFETY: the caller's promise.
-            (Kind::Host(pool), Stream::Host(stream)) => unsafe { host::launch(pool, stream, dtype, *params) },
+            (Kind::Host(pool), Stream::Host(stream)) => unsafe {
+                host::launch(pool, stream, dtype.result(), *params)
+            },
             // SAFETY: the caller's promise.
             (Kind::Cuda { kernels, .. }, Stream::Cuda(stream)) => unsafe {
-                kernels.sum(stream, dtype, params)
+                kernels.sum(stream, dtype.result(), params)
             },
             _ => Err(flux_memory::Error::BackendMismatch { what: "the launcher" }.into()),
         }

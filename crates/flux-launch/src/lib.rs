@@ -5,6 +5,7 @@ mod clock;
 mod cuda;
 mod destinations;
 mod dtype;
+mod e4m3;
 mod error;
 mod hopper;
 mod host;
@@ -20,10 +21,11 @@ pub use catalogue::{KernelInfo, catalogue, embedded_bytes};
 pub use clock::Clock;
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
+pub use e4m3::E4m3;
 pub use error::Error;
 pub use launcher::{Launch, Launcher};
 pub use params::{
-    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, SumParams,
+    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, Scales, SumParams,
 };
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Pace, Problem, Tiling};

@@ -1,6 +1,7 @@
 //! What the host hands to a kernel, on either backend. Mirrors `kernels/params.cuh` field by field; a test compares the
 //! sizes with the ones in the compiled kernels' manifest.
 
+use crate::DType;
 use bytemuck::{Pod, Zeroable};
 use flux_memory::{Address, WaitBound};
 
@@ -190,12 +191,37 @@ pub struct GemmParams {
 }
 
 impl GemmParams {
-    /// Whether the rows of A and B all begin at multiples of 16 bytes, as the fastest kernels need.
-    pub fn are_operands_aligned(&self) -> bool {
-        let is_aligned = |address: Address, pitch: u64| address.is_aligned_to(16) && pitch.is_multiple_of(8);
+    /// Whether the rows of A and B, of `dtype`, all begin at multiples of 16 bytes, as the fastest kernels need.
+    pub fn are_operands_aligned(&self, dtype: DType) -> bool {
+        let elements = 16 / dtype.bytes() as u64;
+        let is_aligned =
+            |address: Address, pitch: u64| address.is_aligned_to(16) && pitch.is_multiple_of(elements);
         let is_own_aligned = self.own_rows == 0 || is_aligned(self.own_a, self.lda);
         is_aligned(self.a, self.lda) && is_own_aligned && is_aligned(self.b, self.ldb)
     }
+}
+
+/// What every sum of products is multiplied by, in fp32, before a bias is added: its row's scale of A, and its column's of B.
+/// For [`DType::E4m3`] only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Scales {
+    /// `f32`, or `f32[m]`, one for each row of A; null for 1.
+    pub a: Address,
+    /// `f32`, or `f32[n]`, one for each row of B; null for 1.
+    pub b: Address,
+    /// 1 if there is one for each row, 0 if there is one for all.
+    pub a_stride: u32,
+    /// As `a_stride`, of B.
+    pub b_stride: u32,
+}
+
+/// What the portable GEMM takes if its elements have scales.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct ScaledGemmParams {
+    pub(crate) gemm: GemmParams,
+    pub(crate) scales: Scales,
 }
 
 /// The sum of the slots in rank order: `out[row, column] = Σ slots[source][row, column] + bias[column]`, in fp32,

@@ -35,6 +35,7 @@ impl MapOf {
         let data_type = match dtype {
             DType::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            DType::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
         let swizzle = match u64::from(self.box_columns) * bytes {
             16 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,

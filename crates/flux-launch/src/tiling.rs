@@ -3,7 +3,7 @@
 //! The choice comes from a model of the time: waves of tiles over the SMs, each as long as the tensor cores, the loads or
 //! the memory need for a tile. It knows nothing of particular shapes.
 
-use crate::KernelInfo;
+use crate::{DType, KernelInfo, hopper};
 use flux_swizzle::{Shards, TileShape};
 
 /// A GEMM as the choice of its tiles sees it.
@@ -97,9 +97,21 @@ pub(crate) struct Candidate {
     columns: u64,
     /// Columns of the pieces of 64 rows in which a tile leaves.
     piece_columns: u64,
+    /// Bytes of an element of A or B.
+    element_bytes: u64,
 }
 
 impl Candidate {
+    /// `kernel`, which multiplies elements of `dtype`.
+    pub(crate) fn new(kernel: &KernelInfo, dtype: DType) -> Self {
+        Self {
+            rows: u64::from(kernel.tile_m),
+            columns: u64::from(kernel.tile_n),
+            piece_columns: u64::from(kernel.piece_n.max(1)),
+            element_bytes: dtype.bytes() as u64,
+        }
+    }
+
     /// Whether a tile of at most half the rows takes half the time.
     const fn can_halve(self) -> bool {
         self.rows > WARPGROUP_ROWS as u64
@@ -109,11 +121,11 @@ impl Candidate {
     #[allow(clippy::cast_precision_loss)] // an estimate
     fn stage_cycles(self, rows: u64, m: u64) -> f64 {
         let columns = self.columns;
-        let multiply = rows * columns * STAGE_K / MULTIPLY_ADDS;
+        let multiply = rows * columns * STAGE_BYTES / MULTIPLY_BYTES;
         let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
-        let load = (rows + columns) * STAGE_K * 2 / L2_BYTES;
+        let load = (rows + columns) * STAGE_BYTES / L2_BYTES;
         // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
-        let memory = if m <= self.rows { columns * STAGE_K * 2 / MEMORY_BYTES_SM } else { 0 };
+        let memory = if m <= self.rows { columns * STAGE_BYTES / MEMORY_BYTES_SM } else { 0 };
         (multiply as f64 * power).max(load.max(memory) as f64)
     }
 
@@ -123,22 +135,12 @@ impl Candidate {
     }
 }
 
-impl From<&KernelInfo> for Candidate {
-    fn from(kernel: &KernelInfo) -> Self {
-        Self {
-            rows: u64::from(kernel.tile_m),
-            columns: u64::from(kernel.tile_n),
-            piece_columns: u64::from(kernel.piece_n.max(1)),
-        }
-    }
-}
-
 /// Rows that both warpgroups together multiply at least.
 const WARPGROUP_ROWS: usize = 128;
-/// Columns of K in a stage.
-const STAGE_K: u64 = 64;
-/// Multiply-adds of 16-bit elements that an SM does in a clock cycle.
-const MULTIPLY_ADDS: u64 = 2048;
+/// Bytes of a row of A or B in a stage.
+const STAGE_BYTES: u64 = hopper::STAGE_BYTES as u64;
+/// Multiply-adds that an SM does in a clock cycle, times the bytes of an element: 2048 of 16 bits, 4096 of 8 bits.
+const MULTIPLY_BYTES: u64 = 4096;
 /// Bytes that the L2 cache delivers to an SM in a cycle when all ask (measured: 55 to 67 by tile).
 const L2_BYTES: u64 = 60;
 /// Bytes of a matrix that nobody else reads which one SM gets from memory in a cycle.
@@ -223,17 +225,19 @@ fn count_tiles(candidate: Candidate, problem: &Problem) -> Option<(u64, u64)> {
 /// The best way to cut `problem` into tiles of `candidate` for `blocks` blocks that run at once.
 #[allow(clippy::cast_precision_loss)] // an estimate
 fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Estimate> {
-    let Candidate { rows, columns, .. } = candidate;
+    let Candidate { rows, columns, element_bytes, .. } = candidate;
     let [m, n, k] = [problem.shards.total(), problem.n, problem.k].map(|extent| extent as u64);
     let (whole, half) = count_tiles(candidate, problem)?;
-    let stages = k.div_ceil(STAGE_K);
+    let stages = (k * element_bytes).div_ceil(STAGE_BYTES);
     let stage_cycles = |rows: u64| candidate.stage_cycles(rows, m);
     let [whole_cycles, half_cycles] = [rows, (rows / 2).max(1)]
         .map(|rows| stages as f64 * stage_cycles(rows) + candidate.hand_over_cycles(rows) as f64);
     let waves = |tiles: u64| tiles.div_ceil(blocks) as f64;
     let remainder = whole % blocks;
     let begun = (whole / blocks) as f64 * whole_cycles;
-    let memory_cycles = (n * k + m * k + m * n) as f64 * 2.0 / MEMORY_BYTES as f64;
+    let result_bytes = 2; // of all types
+    let bytes = (n * k + m * k) * element_bytes + m * n * result_bytes;
+    let memory_cycles = bytes as f64 / MEMORY_BYTES as f64;
     let mut best: Option<Estimate> = None;
     // What comes after the last load cannot be hidden behind loads. Of two ways that memory bounds, the one with less else
     // to do is better.
@@ -275,7 +279,6 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::catalogue::hopper_kernels;
     use proptest::prelude::*;
 
@@ -283,8 +286,8 @@ mod tests {
         Problem { shards: Shards::new(m, world_size).unwrap(), n, k, aligned: true }
     }
 
-    fn chosen(problem: &Problem, blocks: u64) -> Option<Tiling> {
-        let candidates = hopper_kernels(DType::Bf16).unwrap().map(Candidate::from);
+    fn chosen(dtype: DType, problem: &Problem, blocks: u64) -> Option<Tiling> {
+        let candidates = hopper_kernels(dtype).unwrap().map(|kernel| Candidate::new(kernel, dtype));
         ways(candidates, problem, blocks).first().map(|&(tiling, _)| tiling)
     }
 
@@ -296,7 +299,7 @@ mod tests {
             (1024, 7392, 8192, 128, 224, 0),  // exactly two waves
             (4096, 4096, 3584, 128, 256, 0),  // 3.9 waves
         ] {
-            let tiling = chosen(&problem(m, 1, n, k), 132).unwrap();
+            let tiling = chosen(DType::Bf16, &problem(m, 1, n, k), 132).unwrap();
             assert_eq!((tiling.shape.rows, tiling.shape.columns), (rows, columns), "{m} {n} {k}");
             assert_eq!(tiling.halved, halved, "{m} {n} {k}");
         }
@@ -307,7 +310,8 @@ mod tests {
     fn the_pace_is_what_was_measured() {
         for (n, k) in [(25536, 8192), (16384, 8192), (12736, 8192), (8512, 8192), (8192, 12288)] {
             let problem = problem(8192, 8, n, k);
-            let candidates = hopper_kernels(DType::Bf16).unwrap().map(Candidate::from);
+            let candidates = hopper_kernels(DType::Bf16).unwrap();
+            let candidates = candidates.map(|kernel| Candidate::new(kernel, DType::Bf16));
             let (tiling, cycles) = ways(candidates, &problem, 132)[0];
             let pace = Pace::new(&problem, &tiling, cycles, 132);
             assert_eq!((pace.shape.rows, pace.half_rows), (256, 128), "{n} {k}");
@@ -319,7 +323,7 @@ mod tests {
 
     #[test]
     fn few_rows_take_low_tiles_and_all_sms() {
-        let tiling = chosen(&problem(1, 1, 4096, 8192), 132).unwrap();
+        let tiling = chosen(DType::Bf16, &problem(1, 1, 4096, 8192), 132).unwrap();
         assert_eq!(tiling.shape.rows, 64);
         let tiles = 4096 / tiling.shape.columns;
         assert!(tiles + tiling.split_tiles * (tiling.parts - 1) > 66, "{tiling:?}");
@@ -327,8 +331,8 @@ mod tests {
 
     #[test]
     fn what_an_order_cannot_number_is_not_chosen() {
-        assert!(chosen(&problem(64, 1, 1 << 30, 64), 132).is_none());
-        let high = chosen(&problem(3_000_000, 1, 64, 64), 132).unwrap();
+        assert!(chosen(DType::Bf16, &problem(64, 1, 1 << 30, 64), 132).is_none());
+        let high = chosen(DType::Bf16, &problem(3_000_000, 1, 64, 64), 132).unwrap();
         assert!(3 * 3_000_000_usize.div_ceil(high.shape.rows) <= 1 << 16, "{high:?}");
     }
 
@@ -336,15 +340,17 @@ mod tests {
         #[test]
         fn every_choice_fits_its_limits(
             m in 0_usize..20_000, world_size in 1_usize..9, n in 1_usize..20_000, k in 1_usize..20_000, blocks in 1_u64..140,
+            wide: bool,
         ) {
             let problem = problem(m, world_size, n, k);
-            let tiling = chosen(&problem, blocks).unwrap();
+            let dtype = if wide { DType::F16 } else { DType::E4m3 };
+            let tiling = chosen(dtype, &problem, blocks).unwrap();
             let TileShape { rows, columns } = tiling.shape;
             let row_tiles: usize = (0..world_size).map(|shard| problem.shards.rows(shard).div_ceil(rows)).sum();
             let tiles = row_tiles * n.div_ceil(columns);
             prop_assert!(tiling.halved <= tiles && (tiling.halved == 0 || rows == 256));
             prop_assert!(tiling.split_tiles <= tiles && tiling.parts >= 1);
-            prop_assert!(tiling.parts == 1 || tiling.parts <= k.div_ceil(64));
+            prop_assert!(tiling.parts == 1 || tiling.parts <= (k * dtype.bytes()).div_ceil(128));
             prop_assert_eq!(tiling.split_tiles > 0, tiling.parts > 1);
             prop_assert!(tiling.halved == 0 || tiling.parts == 1);
             let scratch = tiling.split_tiles * tiling.parts * rows * columns * 4;

@@ -2,7 +2,7 @@
 
 use flux_launch::{
     Activation, DType, Destination, Destinations, Element, Error, GemmParams, Launch, Launcher, Policy,
-    Problem, Schedule, ScheduleTables, Slots, SumParams,
+    Problem, Scales, Schedule, ScheduleTables, Slots, SumParams,
 };
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream, SymmetricSignals};
 use flux_swizzle::{Shards, TileOrder};
@@ -49,11 +49,13 @@ impl Host {
         let dtype = E::DTYPE;
         let (n, k, shards) =
             (params.n as usize, params.k as usize, Shards::new(params.m as usize, 1).unwrap());
-        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned() };
+        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned(dtype) };
         let tiling = &self.launcher.tiling(dtype, &problem).unwrap();
         assert_eq!(tiling.shape, self.launcher.tile(dtype).unwrap());
         let activation = Activation::None;
-        let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace: None };
+        let scales = Scales::default();
+        let launch =
+            Launch { policy, dtype, scales, activation, tiling, schedule, destinations, trace: None };
         // SAFETY: the caller's promise.
         unsafe { self.launcher.gemm(&self.stream, &launch, params) }
     }

@@ -6,7 +6,8 @@
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
 use crate::link::{Link, PeerWords, check_rank};
-use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
+use crate::rows::Layout;
+use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
 use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct AllGatherSpec {
     pub max_rows: usize,
     /// Bytes of a row; rows follow each other without a gap.
     pub row_bytes: usize,
+    /// Bytes that may travel with each row: a call says whether they do. They come before its chunk's signal.
+    pub side_bytes: usize,
     /// Rows of a chunk.
     pub chunk_rows: usize,
     /// Which chunks on the way to a rank are cut finer.
@@ -43,6 +46,8 @@ pub struct AllGather {
     pub(crate) spec: AllGatherSpec,
     pub(crate) largest: Chunks,
     pub(crate) gathered: SymmetricBuffer,
+    pub(crate) gathered_layout: Layout,
+    outbox_layout: Layout,
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
     outbox: Option<SymmetricBuffer>,
     pub(crate) signals: SymmetricSignals,
@@ -74,13 +79,13 @@ impl AllGather {
         let largest = largest.tapered(spec.taper, 0);
         let devices = &members.devices;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
-        let allocate = |rows: usize, placement| {
-            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), placement)
-        };
+        let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
+        let (gathered_layout, outbox_layout) = (layout(spec.max_rows), layout(largest.shards().max_rows()));
+        let allocate =
+            |layout: Layout, placement| SymmetricBuffer::allocate(devices, layout.bytes(), placement);
         let gathered_in = if through_host { Placement::Device } else { spec.placement };
-        let gathered = allocate(spec.max_rows, gathered_in)?;
-        let shard_rows = largest.shards().max_rows();
-        let outbox = through_host.then(|| allocate(shard_rows, spec.placement)).transpose()?;
+        let gathered = allocate(gathered_layout, gathered_in)?;
+        let outbox = through_host.then(|| allocate(outbox_layout, spec.placement)).transpose()?;
         let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
         let signals = SymmetricSignals::allocate(
@@ -104,8 +109,20 @@ impl AllGather {
                 })
             })
             .collect::<Result<_>>()?;
-        let mut gather =
-            Self { transfer, spec, largest, gathered, outbox, signals, acks, ready, arrived, ranks };
+        let mut gather = Self {
+            ranks,
+            transfer,
+            spec,
+            largest,
+            gathered,
+            gathered_layout,
+            outbox_layout,
+            outbox,
+            signals,
+            acks,
+            ready,
+            arrived,
+        };
         gather.plan_pushes(members)?;
         Ok(gather)
     }
@@ -113,6 +130,12 @@ impl AllGather {
     /// The gathered rows of `rank`: `[rows, row_bytes]`.
     pub fn gathered(&self, rank: usize) -> Address {
         self.gathered.address(rank)
+    }
+
+    /// What has travelled beside the gathered rows of `rank`: `[rows, side_bytes]`.
+    pub fn gathered_side(&self, rank: usize) -> Address {
+        let all = self.gathered_layout.rows_at(self.gathered(rank), 0, true);
+        all.side.unwrap_or_default()
     }
 
     /// `rank`'s signals: the gates that [`Chunks::gate`] names are indices into them.
@@ -135,7 +158,8 @@ impl AllGather {
     /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
         check_rank(rank, self.ranks.len())?;
-        Ok(self.gathered(rank).add(self.chunks(rank, rows)?.shards().range(rank).start * self.spec.row_bytes))
+        let first_row = self.chunks(rank, rows)?.shards().range(rank).start;
+        Ok(self.gathered_layout.rows_at(self.gathered(rank), first_row, false).rows)
     }
 
     /// `compute` goes on only when [`AllGather::shard`] may be overwritten: what the call before `epoch` left there has been
@@ -156,7 +180,7 @@ impl AllGather {
 
     /// Begins `rank`'s part of call `epoch`: `rows` rows in all, its own shard at `shard`. `compute` is the caller's
     /// stream, on which the shard is complete; the shard may be overwritten after [`AllGather::release`] on it. The shard is
-    /// among `rank`'s gathered rows only if `keep_own`, or if it was there already.
+    /// among `rank`'s gathered rows only if `keep_own`, or if it was there already; what travels beside it always is.
     ///
     /// # Safety
     /// `shard` holds the rank's rows, reachable by its device, until `compute` has passed the release. Every rank makes
@@ -166,12 +190,14 @@ impl AllGather {
         rank: usize,
         epoch: u32,
         rows: usize,
-        shard: Address,
+        shard: impl Into<Rows>,
         keep_own: bool,
         compute: &Stream,
     ) -> Result<()> {
-        let own_place = self.shard(rank, rows)?;
-        let bytes = self.chunks(rank, rows)?.shards().rows(rank) * self.spec.row_bytes;
+        check_rank(rank, self.ranks.len())?;
+        let (shard, chunks) = (shard.into(), self.chunks(rank, rows)?);
+        let (own_rows, with_side) = (chunks.shards().range(rank), shard.side.is_some());
+        let own_place = self.gathered_layout.rows_at(self.gathered(rank), own_rows.start, with_side);
         let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
@@ -181,12 +207,16 @@ impl AllGather {
             if push {
                 state.link.fork(compute)?; // what is pushed is the caller's shard, complete already
             } else if let Some(outbox) = &self.outbox {
-                compute.copy(outbox.address(rank), shard, bytes)?;
+                let place = self.outbox_layout.rows_at(outbox.address(rank), 0, with_side);
+                self.outbox_layout.copy(compute, place, shard, own_rows.len())?;
             }
+            // What is beside the rows is always read from among the gathered, also where the rows themselves are not.
             let fetched_there = !push && self.outbox.is_none();
-            if (keep_own || fetched_there) && shard != own_place {
-                compute.copy(own_place, shard, bytes)?;
-            }
+            let kept = match keep_own || fetched_there {
+                true => shard,
+                false => Rows { rows: own_place.rows, ..shard },
+            };
+            self.gathered_layout.copy(compute, own_place, kept, own_rows.len())?;
             if !push {
                 self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
                 state.link.fork(compute)?;
@@ -206,16 +236,19 @@ impl AllGather {
         rank: usize,
         epoch: u32,
         rows: usize,
-        shard: Address,
+        shard: impl Into<Rows>,
         awaited: Awaited,
     ) -> Result<()> {
         check_rank(rank, self.ranks.len())?;
+        let shard = shard.into();
         // SAFETY: as above.
         unsafe {
             match self.spec.direction {
                 Direction::Push if self.push_whole(rank, epoch, rows, shard, awaited)? => {}
                 Direction::Push => self.push(rank, epoch, rows, shard, awaited)?,
-                Direction::Pull => self.pull(rank, epoch, &self.chunks(rank, rows)?, awaited)?,
+                Direction::Pull => {
+                    self.pull(rank, epoch, &self.chunks(rank, rows)?, shard.side.is_some(), awaited)?;
+                }
             }
         }
         self.ranks[rank].link.end()
@@ -223,14 +256,7 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn push(
-        &self,
-        rank: usize,
-        epoch: u32,
-        rows: usize,
-        shard: Address,
-        awaited: Awaited,
-    ) -> Result<()> {
+    unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Rows, awaited: Awaited) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in push_order(rank, self.ranks.len()) {
             let chunks = self.chunks(peer, rows)?;
@@ -239,8 +265,7 @@ impl AllGather {
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
-                    let row_bytes = self.spec.row_bytes;
-                    let from = shard.add((chunks.rows(rank, index).start - first_row) * row_bytes);
+                    let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
                     self.move_chunk((rank, peer), index, &chunks, from, epoch, awaited)?;
                 }
                 self.raise_arrived(rank, peer, epoch, awaited)?;
@@ -251,7 +276,14 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn pull(&self, rank: usize, epoch: u32, chunks: &Chunks, awaited: Awaited) -> Result<()> {
+    unsafe fn pull(
+        &self,
+        rank: usize,
+        epoch: u32,
+        chunks: &Chunks,
+        with_side: bool,
+        awaited: Awaited,
+    ) -> Result<()> {
         let state = &self.ranks[rank];
         for peer in arrival_order(rank, self.ranks.len()) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
@@ -260,10 +292,10 @@ impl AllGather {
                 for index in 0..chunks.count(peer) {
                     let row = chunks.rows(peer, index).start;
                     let from = match &self.outbox {
-                        None => self.gathered(peer).add(row * self.spec.row_bytes),
+                        None => self.gathered_layout.rows_at(self.gathered(peer), row, with_side),
                         Some(outbox) => {
-                            let first_row = chunks.shards().range(peer).start;
-                            outbox.address(peer).add((row - first_row) * self.spec.row_bytes)
+                            let row = row - chunks.shards().range(peer).start;
+                            self.outbox_layout.rows_at(outbox.address(peer), row, with_side)
                         }
                     };
                     self.move_chunk((peer, rank), index, chunks, from, epoch, awaited)?;
@@ -285,23 +317,32 @@ impl AllGather {
         (from, to): (usize, usize),
         index: usize,
         chunks: &Chunks,
-        source: Address,
+        source: Rows,
         epoch: u32,
         awaited: Awaited,
     ) -> Result<()> {
         let rows = chunks.rows(from, index);
         let signal = (awaited == Awaited::Chunks).then(|| chunks.signal(from, index));
         let raised = signal.filter(|_| !self.is_lost(from, to));
+        let place = self.gathered_layout.rows_at(self.gathered(to), rows.start, source.side.is_some());
         let chunk = Chunk {
-            from: source,
-            to: self.gathered(to).add(rows.start * self.spec.row_bytes),
+            from: source.rows,
+            to: place.rows,
             bytes: rows.len() * self.spec.row_bytes,
             signal: raised.map_or(Address::NULL, |signal| self.signals.word(to, signal)),
         };
         let mover = if self.spec.direction == Direction::Push { from } else { to };
         let route = (from, to, signal);
+        let link = &self.ranks[mover].link;
         // SAFETY: the caller's promise.
-        unsafe { self.ranks[mover].link.move_chunk(&*self.transfer, &chunk, epoch, route) }
+        unsafe {
+            if let (Some(from), Some(to)) = (source.side, place.side) {
+                let bytes = rows.len() * self.spec.side_bytes;
+                let side = Chunk { from, to, bytes, signal: Address::NULL }; // covered by the rows' signal
+                self.transfer.move_chunk(&link.transfers, &side, epoch)?;
+            }
+            link.move_chunk(&*self.transfer, &chunk, epoch, route)
+        }
     }
 
     /// # Safety

@@ -1,7 +1,7 @@
 //! A whole shard pushed to all peers at once, where the way of moving data can do that: then the host's part does not grow
 //! with the peers and chunks.
 
-use crate::{AllGather, Awaited, Direction, Members, Result};
+use crate::{AllGather, Awaited, Chunk, Direction, Members, Result, Rows};
 use flux_memory::{Address, Device, WaitBound};
 use flux_swizzle::{Taper, push_order};
 
@@ -116,7 +116,7 @@ impl AllGather {
         rank: usize,
         epoch: u32,
         rows: usize,
-        shard: Address,
+        shard: Rows,
         awaited: Awaited,
     ) -> Result<bool> {
         if !self.is_cut_alike() {
@@ -126,7 +126,7 @@ impl AllGather {
         let (rows, row_bytes) = (chunks.shards().range(rank), self.spec.row_bytes);
         let push = ShardPush {
             rank,
-            shard,
+            shard: shard.rows,
             offset: rows.start * row_bytes,
             bytes: rows.len() * row_bytes,
             chunk_bytes: chunks.chunk_rows().saturating_mul(row_bytes),
@@ -140,12 +140,21 @@ impl AllGather {
         }
         // SAFETY: the caller's promise; the peers have acknowledged the previous call before their rows are overwritten.
         unsafe {
-            match self.transfer.push_way(&push) {
-                PushWay::ByChunks => return Ok(false),
-                PushWay::Acknowledged => {
-                    link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+            let way = self.transfer.push_way(&push);
+            if way == PushWay::ByChunks {
+                return Ok(false);
+            }
+            if way == PushWay::Acknowledged || shard.side.is_some() {
+                link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+            }
+            // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
+            for peer in push_order(rank, self.ranks.len()) {
+                let to = self.gathered_layout.rows_at(self.gathered(peer), rows.start, true).side;
+                if let (Some(from), Some(to)) = (shard.side, to) {
+                    let bytes = rows.len() * self.spec.side_bytes;
+                    let side = Chunk { from, to, bytes, signal: Address::NULL };
+                    self.transfer.move_chunk(&link.transfers, &side, epoch)?;
                 }
-                PushWay::Whole => {}
             }
             self.transfer.push_shard(&link.transfers, &push)?;
         }

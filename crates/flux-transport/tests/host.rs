@@ -4,7 +4,7 @@ use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
 use flux_swizzle::{End, Shards, Taper};
 use flux_transport::{
     AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, PeerCopy, PushPlan,
-    PushWay, Scatter, ScatterSpec, ShardPush, SignalLoss,
+    PushWay, Rows, Scatter, ScatterSpec, ShardPush, SignalLoss,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -33,6 +33,7 @@ fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
     AllGatherSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
+        side_bytes: 0,
         chunk_rows,
         taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
         direction,
@@ -302,6 +303,78 @@ fn a_slow_owner_is_not_overtaken() {
 }
 
 /// A rank writes its shard where its peers expect it, and reads each of theirs when it has arrived.
+/// Also a rank's own, which come to their place even where its rows do not.
+#[test]
+fn what_is_beside_the_rows_travels_with_them() {
+    const SIDE: usize = 4;
+    let (world_size, device) = (3, Device::host());
+    for (direction, placement) in
+        DIRECTIONS.into_iter().flat_map(|d| [(d, Placement::Device), (d, Placement::PinnedHost)])
+    {
+        let members = members(world_size, Duration::from_secs(20));
+        let spec = AllGatherSpec { side_bytes: SIDE, placement, ..gather_spec(direction, 4) };
+        let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
+        let streams = streams(world_size);
+        for ((epoch, rows), keep_own) in (1..).zip([MAX_ROWS, 7, 1, 40]).zip([false, true, false, false]) {
+            let shards = Shards::new(rows, world_size).unwrap();
+            let row = |rank| move |row| row_bytes(epoch, rank, row);
+            let place = |stream: &Stream, data: &[u8]| {
+                let buffer = Buffer::allocate(&device, data.len(), Placement::Device).unwrap();
+                buffer.upload(stream, 0, data).unwrap();
+                buffer
+            };
+            let sources: Vec<_> = streams
+                .iter()
+                .enumerate()
+                .map(|(rank, stream)| {
+                    let of_rows: Vec<_> = shards.range(rank).map(row(rank)).collect();
+                    let side: Vec<_> = of_rows.iter().flat_map(|row| row[..SIDE].to_vec()).collect();
+                    [place(stream, of_rows.as_flattened()), place(stream, &side)]
+                })
+                .collect();
+            let shard = |rank: usize| {
+                let [rows, side] = &sources[rank];
+                Rows { rows: rows.address(), side: Some(side.address()) }
+            };
+            for (rank, stream) in streams.iter().enumerate() {
+                // SAFETY: the sources live until all streams are synchronised below; the gathered rows are the op's own, and
+                // nobody writes to the rank's own ones but the rank.
+                unsafe {
+                    let own = gather.shard(rank, rows).unwrap();
+                    gather.claim(rank, epoch, stream).unwrap();
+                    stream.upload(own, &vec![0xff; shards.rows(rank) * ROW]).unwrap();
+                    gather.stage(rank, epoch, rows, shard(rank), keep_own, stream).unwrap();
+                }
+            }
+            for rank in 0..world_size {
+                // SAFETY: as above.
+                unsafe { gather.transfer(rank, epoch, rows, shard(rank), Awaited::Shards).unwrap() };
+            }
+            for (rank, stream) in streams.iter().enumerate() {
+                let (mut gathered, mut side) = (vec![[0; ROW]; rows], vec![[0; SIDE]; rows]);
+                // SAFETY: as above.
+                unsafe {
+                    gather.wait_for_all(rank, epoch, stream).unwrap();
+                    stream.download(gathered.as_flattened_mut(), gather.gathered(rank)).unwrap();
+                    stream.download(side.as_flattened_mut(), gather.gathered_side(rank)).unwrap();
+                    gather.release(rank, epoch, stream).unwrap();
+                }
+                let what = format!("rank {rank}, {direction}, {placement:?}, call {epoch}");
+                let expected: Vec<_> = (0..world_size).flat_map(|of| shards.range(of).map(row(of))).collect();
+                assert!(side.iter().zip(&expected).all(|(side, row)| *side == row[..SIDE]), "{what}");
+                // Peers fetch pulled rows from among the gathered ones, unless there is an outbox.
+                let kept = keep_own || (direction == Direction::Pull && placement == Placement::Device);
+                for (index, (row, expected)) in gathered.iter().zip(&expected).enumerate() {
+                    let missing = !kept && shards.range(rank).contains(&index);
+                    assert_eq!(*row, if missing { [0xff; ROW] } else { *expected }, "{what}, row {index}");
+                }
+            }
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        }
+        assert!(members.faults.iter().all(|log| log.fault().is_none()));
+    }
+}
+
 #[test]
 fn shards_are_made_in_place_and_read_one_by_one() {
     for (direction, placement) in

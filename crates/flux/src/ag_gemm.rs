@@ -4,17 +4,19 @@
 //! tile ends.* Here: copy engines bring the peers' shards chunk by chunk; each tile waits only for the chunks that its
 //! rows touch, and tiles are computed in the order the chunks arrive, the rank's own shard first.
 
+use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
 use crate::push::KernelPush;
+use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
 use crate::{Group, Matrix, OpSpec, Push, Result};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
-use flux_transport::{AllGather, AllGatherSpec, Awaited, TransferLog};
+use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
@@ -40,6 +42,9 @@ pub struct AgGemmCall {
     pub a: Address,
     /// The rank's rows of the weight, `[N_r, K]`: `N_r` is [`AgGemm::weight_rows`].
     pub b: Matrix,
+    /// The scales of both; of each row of A, those of the rank's rows, `[m_r]`, on all ranks or on none: they travel with the
+    /// rows. One for all of A is the same on every rank. Of each row of B, those of the rank's rows, `[N_r]`.
+    pub scales: Scales,
     /// `[N_r]`, an element for each of the rank's rows of the weight: added to every row of the product.
     pub bias: Option<Address>,
     /// The rank's columns of the result, `[m, N_r]`; [`AgGemm::columns`] says which, half as many with SwiGLU.
@@ -47,7 +52,7 @@ pub struct AgGemmCall {
 }
 
 impl AgGemm {
-    /// Allocates, for every rank, the gathered rows (`max_m · K` elements), the signals and the schedules, and loads the
+    /// Allocates, for every rank, the gathered rows (`max_m · K` elements, and `max_m` scales if they can have any), the signals and the schedules, and loads the
     /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         let world_size = group.world_size();
@@ -63,8 +68,18 @@ impl AgGemm {
         let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
         let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true };
         let taper = taper::choose(group, &spec, &problem, (row_bytes, chunk_rows), Overlap::gather_taper)?;
-        let gather =
-            AllGatherSpec { max_rows, row_bytes, chunk_rows, taper, direction, placement, op, signal_loss };
+        let side_bytes = if spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
+        let gather = AllGatherSpec {
+            max_rows,
+            row_bytes,
+            side_bytes,
+            chunk_rows,
+            taper,
+            direction,
+            placement,
+            op,
+            signal_loss,
+        };
         let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
         if spec.path == PathPreference::Chunked {
             gather.watch_shards(group.members())?;
@@ -122,8 +137,15 @@ impl AgGemm {
         self.gather.gathered(rank)
     }
 
+    /// `rank`'s gathered scales of the rows of A, `[m]`, valid as [`AgGemm::gathered`] if the call had them, and the size of
+    /// their buffer in bytes: 0 if the elements have none.
+    pub fn gathered_scales(&self, rank: usize) -> (Address, usize) {
+        let each = if self.spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
+        (self.gather.gathered_side(rank), self.spec.max_m.saturating_mul(each))
+    }
+
     /// Size in bytes of the buffer at [`AgGemm::gathered`]: what the operation allocated for each rank that grows with
-    /// `max_m`.
+    /// `max_m`, but for the scales.
     pub const fn gathered_bytes(&self) -> usize {
         self.spec.max_m.saturating_mul(self.spec.k * self.spec.dtype.bytes())
     }
@@ -171,15 +193,17 @@ impl Phased for AgGemm {
         self.gather.log(rank).into_iter().collect()
     }
 
-    fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(usize, PathChoice)> {
+    fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
         let (k, weight_rows, dtype) = (self.spec.k, self.weight_rows(rank).len(), self.spec.dtype);
         Matrix::contiguous(call.a, k).check("A", self.rows(rank, call.m).len(), k, dtype)?;
         call.b.check("B", weight_rows, k, dtype)?;
-        check_bias(call.bias, weight_rows, dtype)?;
-        call.c.check("C", call.m, self.columns(rank).len(), dtype)?;
+        call.scales.check(dtype, self.rows(rank, call.m).len(), weight_rows)?;
+        check_bias(call.bias, weight_rows, dtype.result())?;
+        call.c.check("C", call.m, self.columns(rank).len(), dtype.result())?;
         let shards = Shards::new(call.m, self.state.world_size())?;
-        Ok((call.m, plan::choose(self.spec.path, &shards, self.tile)))
+        let terms = Terms { m: call.m, row_scales: call.scales.of_rows().is_some() };
+        Ok((terms, plan::choose(self.spec.path, &shards, self.tile)))
     }
 
     unsafe fn phase(
@@ -190,7 +214,7 @@ impl Phased for AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let gathered = self.gather.gathered(rank);
+        let shard = Rows { rows: call.a, side: call.scales.of_rows() };
         // Its own rows are multiplied while the host enqueues the transfers. Where ranks share a GPU, GEMMs leave SMs free;
         // alone it would take those that a push by kernel needs.
         let gemm_first =
@@ -198,23 +222,21 @@ impl Phased for AgGemm {
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
-                (Phase::Finish, Path::Local) => {
-                    self.launch(rank, epoch, call, call.a, path, schedules, stream)
-                }
+                (Phase::Finish, Path::Local) => self.launch(rank, epoch, call, path, schedules, stream),
                 (_, Path::Local) => Ok(()),
                 (Phase::Begin, _) => {
                     // A GEMM that goes by shards reads the rank's own rows where the caller has them.
                     let by_shards = matches!(path, Path::Fused | Path::Chunked);
                     let keep_own = self.spec.keep_gathered || !by_shards;
-                    self.gather.stage(rank, epoch, call.m, call.a, keep_own, stream)?;
+                    self.gather.stage(rank, epoch, call.m, shard, keep_own, stream)?;
                     if gemm_first {
-                        self.launch(rank, epoch, call, gathered, path, schedules, stream)?;
+                        self.launch(rank, epoch, call, path, schedules, stream)?;
                     }
                     Ok(())
                 }
                 (Phase::Transfer, _) => {
                     let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
-                    Ok(self.gather.transfer(rank, epoch, call.m, call.a, awaited)?)
+                    Ok(self.gather.transfer(rank, epoch, call.m, shard, awaited)?)
                 }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
@@ -225,7 +247,7 @@ impl Phased for AgGemm {
                         Path::CommunicationOnly => {}
                         _ if gemm_first => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
-                        _ => self.launch(rank, epoch, call, gathered, path, schedules, stream)?,
+                        _ => self.launch(rank, epoch, call, path, schedules, stream)?,
                     }
                     Ok(self.gather.release(rank, epoch, stream)?)
                 }
@@ -235,6 +257,15 @@ impl Phased for AgGemm {
 }
 
 impl AgGemm {
+    /// `call`, with the gathered rows of A, and their scales.
+    fn of_gathered(&self, rank: usize, call: &AgGemmCall) -> AgGemmCall {
+        let mut scales = call.scales;
+        if scales.of_rows().is_some() {
+            scales.a = Some(Scale::Rows(self.gather.gathered_side(rank)));
+        }
+        AgGemmCall { a: self.gather.gathered(rank), scales, ..*call }
+    }
+
     /// A GEMM for each shard: the rank's own, then the peers' in the order of their arrival, each when it has arrived.
     ///
     /// # Safety
@@ -248,31 +279,40 @@ impl AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
-        let gathered = Matrix::contiguous(self.gather.gathered(rank), self.spec.k);
+        let of_gathered = self.of_gathered(rank, call);
+        let gathered = Matrix::contiguous(of_gathered.a, self.spec.k);
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = self.rows(shard, call.m);
-            let part = AgGemmCall { m: rows.len(), c: call.c.rows_from(rows.start, dtype), ..*call };
-            let a = if shard == rank { call.a } else { gathered.rows_from(rows.start, dtype).address };
+            let part = if shard == rank {
+                *call
+            } else {
+                AgGemmCall {
+                    a: gathered.rows_from(rows.start, dtype).address,
+                    scales: of_gathered.scales.rows_from(rows.start),
+                    ..of_gathered
+                }
+            };
+            let c = call.c.rows_from(rows.start, dtype.result());
+            let part = AgGemmCall { m: rows.len(), c, ..part };
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gather.wait_for(rank, shard, epoch, stream)?;
-                self.launch(rank, epoch, &part, a, Path::Chunked, schedules, stream)?;
+                self.launch(rank, epoch, &part, Path::Chunked, schedules, stream)?;
             }
         }
         Ok(())
     }
 
-    /// The GEMM of `call`'s rows at `a`, which are gated if it is fused.
+    /// The GEMM of `call`'s rows, all `m` of them: of all that were gathered, gated if it is fused; else of those that the call
+    /// names.
     ///
     /// # Safety
     /// As for [`AgGemm::enqueue`].
-    #[allow(clippy::too_many_arguments)]
     unsafe fn launch(
         &self,
         rank: usize,
         epoch: u32,
         call: &AgGemmCall,
-        a: Address,
         path: Path,
         schedules: &mut Schedules,
         stream: &Stream,
@@ -280,8 +320,10 @@ impl AgGemm {
         let policy = if path == Path::Fused { Policy::AllGather } else { Policy::Plain };
         let (rows, weight_rows) = (call.m, self.weight_rows(rank).len());
         let own = if path == Path::Fused { self.rows(rank, rows) } else { 0..0 };
+        let gathered = matches!(path, Path::Fused | Path::Unfused);
+        let operands = if gathered { self.of_gathered(rank, call) } else { *call };
         let params = GemmParams {
-            a,
+            a: operands.a,
             own_a: call.a,
             own_row: kernel_size("the number of rows", own.start)?,
             own_rows: kernel_size("the number of rows", own.len())?,
@@ -303,6 +345,7 @@ impl AgGemm {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            scales: operands.scales.lowered(),
             activation: self.spec.activation,
             shards: Shards::new(rows, world_size)?,
             params,

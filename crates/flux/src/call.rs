@@ -1,5 +1,6 @@
 //! What the operations have in common: how they are specified, and how a call is checked.
 
+use crate::agreement::{Agreement, Terms};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
@@ -20,7 +21,7 @@ pub struct OpSpec {
     pub k: usize,
     /// The most rows that a call may have, all ranks' together.
     pub max_m: usize,
-    /// Type of all elements.
+    /// Type of the elements of A and the weight. That of C and of a bias is [`DType::result`].
     pub dtype: DType,
     /// [`crate::AgGemm`] only: what is applied to the sums, and a call's bias, before they are rounded. With
     /// [`Activation::SwiGlu`], rows 2j and 2j + 1 of the weight are gate and up of column j of the result, which has n
@@ -54,7 +55,7 @@ pub struct OpSpec {
 }
 
 impl OpSpec {
-    /// A layer with a weight of `n` rows and `k` columns, for at most `max_m` rows of `dtype`.
+    /// A layer with a weight of `n` rows and `k` columns, for at most `max_m` rows, all of `dtype`.
     pub fn new(n: usize, k: usize, max_m: usize, dtype: DType) -> Self {
         Self {
             n,
@@ -123,37 +124,6 @@ impl Matrix {
         }
         if !self.address.is_aligned_to(dtype.bytes() as u64) {
             return bad(format!("the address {} is not aligned to its {dtype} elements", self.address));
-        }
-        Ok(())
-    }
-}
-
-/// The rows of recent calls, so that ranks that disagree get an error instead of each other's rows.
-#[derive(Debug, Default)]
-pub(crate) struct Agreement {
-    recent: Mutex<[(u32, usize); Self::CALLS]>,
-}
-
-impl Agreement {
-    /// Ranks further apart than this many calls are not compared.
-    const CALLS: usize = 32;
-
-    /// The ranks and epochs of `calls` make calls with `m` rows: all are compared before any is noted.
-    pub(crate) fn check(&self, calls: impl Iterator<Item = (usize, u32)> + Clone, m: usize) -> Result<()> {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        for (rank, epoch) in calls.clone() {
-            match recent[epoch as usize % Self::CALLS] {
-                (seen, other) if seen == epoch && other != m => {
-                    return Err(Error::DifferentRows { rank, m, other });
-                }
-                _ => {}
-            }
-        }
-        for (_, epoch) in calls {
-            let entry = &mut recent[epoch as usize % Self::CALLS];
-            if epoch > entry.0 {
-                *entry = (epoch, m);
-            }
         }
         Ok(())
     }
@@ -250,8 +220,8 @@ pub(crate) trait Phased {
     /// When each of `rank`'s transfer streams moved which chunk; none unless the group is traced.
     fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog>;
 
-    /// Checks a part before anything is enqueued; returns its rows, and which way it goes.
-    fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(usize, PathChoice)>;
+    /// Checks a part before anything is enqueued; returns what all ranks must agree on, and which way it goes.
+    fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(Terms, PathChoice)>;
 
     /// Enqueues one phase of a part.
     ///
@@ -316,9 +286,9 @@ unsafe fn in_phases<Op: Phased>(
     let state = op.state();
     let parts = || ranks.clone().zip(calls.iter().zip(streams));
     // Everything is checked before anything is noted or enqueued: a refused call leaves no trace.
-    let mut chosen: Option<(usize, PathChoice)> = None;
+    let mut chosen: Option<(Terms, PathChoice)> = None;
     for (rank, (call, stream)) in parts() {
-        let (m, choice) = op.check(rank, call, stream)?;
+        let (terms, choice) = op.check(rank, call, stream)?;
         let rank_state = state.lock(rank);
         if rank_state.broken {
             return Err(Error::Broken);
@@ -326,14 +296,14 @@ unsafe fn in_phases<Op: Phased>(
         if rank_state.epoch == MAX_CALLS {
             return Err(Error::TooManyCalls);
         }
-        match chosen {
-            Some((other, _)) if other != m => return Err(Error::DifferentRows { rank, m, other }),
-            _ => chosen = Some((m, choice)),
+        if let Some((other, _)) = chosen {
+            terms.check(rank, other)?;
         }
+        chosen = Some((terms, choice));
     }
-    let Some((m, mut choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
+    let Some((terms, mut choice)) = chosen else { return Err(Error::NoSuchRank { rank: 0, world_size: 0 }) };
     let epochs = ranks.clone().map(|rank| (rank, state.lock(rank).epoch + 1));
-    state.agreement.check(epochs, m)?;
+    state.agreement.check(epochs, terms)?;
     for rank in ranks.clone() {
         let mut rank_state = state.lock(rank);
         rank_state.epoch += 1;
@@ -382,22 +352,6 @@ pub(crate) fn kernel_size(what: &'static str, value: usize) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_that_disagree_are_told() {
-        let agreement = Agreement::default();
-        let check = |rank, epoch, m| agreement.check(std::iter::once((rank, epoch)), m);
-        for epoch in 1..100 {
-            check(0, epoch, epoch as usize).unwrap();
-        }
-        check(1, 99, 99).unwrap();
-        assert!(matches!(check(1, 98, 7), Err(Error::DifferentRows { rank: 1, m: 7, other: 98 })));
-        check(1, 2, 7).unwrap(); // too long ago to compare
-        // One of several disagrees: none is noted.
-        let several = [(0, 100), (1, 98)].into_iter();
-        assert!(matches!(agreement.check(several, 7), Err(Error::DifferentRows { rank: 1, .. })));
-        check(0, 100, 8).unwrap();
-    }
 
     #[test]
     fn impossible_matrices_are_refused() {

@@ -66,6 +66,27 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A scale that cannot be what it is said to be.
+    #[error(
+        "the scale of {name}: {reason}; pass the address of one fp32 number, or of one for each row, of e4m3 matrices only"
+    )]
+    BadScale {
+        /// A or B.
+        name: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two ranks disagree about the scales of the same call.
+    #[error(
+        "rank {rank} calls {} a scale for each row of A, unlike another rank; all ranks must, or none",
+        if *has { "with" } else { "without" }
+    )]
+    DifferentScales {
+        /// The later rank.
+        rank: usize,
+        /// Whether it has them.
+        has: bool,
+    },
     /// An activation behind a sum over ranks.
     #[error(
         "{op} applies no activation, but {activation} was asked for: in a transformer layer none follows a row-parallel \

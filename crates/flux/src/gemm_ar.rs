@@ -10,13 +10,14 @@
 //!
 //! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both.
 
+use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::push::KernelPush;
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Placement, Stream};
 use flux_swizzle::{Shards, Taper, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
@@ -53,6 +54,9 @@ pub struct GemmArCall {
     pub a: Matrix,
     /// The rank's columns of the weight, `[N, K_r]`.
     pub b: Matrix,
+    /// The scales of both: of the rank's parts of the rows of A, `[m]`, and of the weight, `[N]`, or one for each part. They may
+    /// differ from rank to rank: each rank's partial sum is scaled before it is rounded.
+    pub scales: Scales,
     /// `[N]`: added to every row of the sum over ranks, once, before the rounding. Every rank adds its own to the rows
     /// that it sums, so all must hold the same.
     pub bias: Option<Address>,
@@ -69,7 +73,7 @@ impl GemmAr {
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
         check_no_activation("gemm-ar", &spec)?;
-        let row_bytes = spec.n * spec.dtype.bytes();
+        let row_bytes = spec.n * spec.dtype.result().bytes();
         let one_shot_rows =
             spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
         let gathered_rows = if spec.max_m > one_shot_rows { spec.max_m } else { 0 };
@@ -94,6 +98,7 @@ impl GemmAr {
             AllGatherSpec {
                 max_rows: gathered_rows,
                 row_bytes,
+                side_bytes: 0,
                 chunk_rows,
                 taper: Taper::NONE,
                 direction,
@@ -184,7 +189,7 @@ impl GemmAr {
     }
 
     const fn row_bytes(&self) -> usize {
-        self.spec.n * self.spec.dtype.bytes()
+        self.spec.n * self.spec.dtype.result().bytes()
     }
 }
 
@@ -210,12 +215,13 @@ impl Phased for GemmAr {
         reductions.into_iter().chain([self.gather.log(rank)]).flatten().collect()
     }
 
-    fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(usize, PathChoice)> {
-        self.scattered.check(rank, call.m, (call.a, call.b, call.bias), stream)?;
-        call.c.check("C", call.m, self.spec.n, self.spec.dtype)?;
+    fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
+        self.scattered.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
+        call.c.check("C", call.m, self.spec.n, self.spec.dtype.result())?;
         let shards = Shards::new(call.m, self.state.world_size())?;
         let (delivery, rows) = (self.scattered.delivery(), self.one_shot_rows);
-        Ok((call.m, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
+        let terms = Terms { m: call.m, row_scales: false };
+        Ok((terms, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
     }
 
     unsafe fn phase(
@@ -233,14 +239,14 @@ impl Phased for GemmAr {
             calls.fetch_add(1, Ordering::Relaxed);
         }
         let epoch = calls.load(Ordering::Relaxed);
-        let GemmArCall { m, a, b, bias, c } = *call;
+        let GemmArCall { m, a, b, scales, bias, c } = *call;
         // In two steps, the sum goes to where the peers expect it, or fetch it from.
         let out = if one_shot || path == Path::Local {
             c
         } else {
             Matrix::contiguous(self.gather.shard(rank, m)?, self.spec.n)
         };
-        let part = Partial { rank, epoch, path, m, a, b, bias, out };
+        let part = Partial { rank, epoch, path, m, a, b, scales, bias, out };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
@@ -282,10 +288,10 @@ impl GemmAr {
         let world_size = self.state.world_size();
         let shards = Shards::new(m, world_size)?;
         let row_bytes = self.row_bytes();
-        let c_pitch = c.pitch.saturating_mul(self.spec.dtype.bytes()); // that of one row may be anything
+        let c_pitch = c.pitch.saturating_mul(self.spec.dtype.result().bytes()); // that of one row may be anything
         for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
             let rows = shards.range(shard);
-            let to = c.rows_from(rows.start, self.spec.dtype).address;
+            let to = c.rows_from(rows.start, self.spec.dtype.result()).address;
             let from = self.gather.gathered(rank).add(rows.start * row_bytes);
             // SAFETY: the caller's promise for C; the rest belongs to this op.
             unsafe {

@@ -5,12 +5,13 @@
 //! goes into this rank's slot at its owner: straight, or relayed by the copy engine. The owner sums its slots in rank order:
 //! same inputs, same bits, whatever the timing. How: `reduction.rs`.
 
+use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, TileShape};
 use flux_transport::TransferLog;
@@ -34,6 +35,9 @@ pub struct GemmRsCall {
     pub a: Matrix,
     /// The rank's columns of the weight, `[N, K_r]`.
     pub b: Matrix,
+    /// The scales of both: of the rank's parts of the rows of A, `[m]`, and of the weight, `[N]`, or one for each part. They may
+    /// differ from rank to rank: each rank's partial sum is scaled before it is rounded.
+    pub scales: Scales,
     /// `[N]`: added to the rank's rows of the sum over ranks, once, before the rounding.
     pub bias: Option<Address>,
     /// The rank's rows of the result, `[m_r, N]`: `m_r` is [`GemmRs::rows`].
@@ -142,12 +146,13 @@ impl Phased for GemmRs {
         self.reduction.transfer_log(rank).into_iter().collect()
     }
 
-    fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(usize, PathChoice)> {
-        self.reduction.check(rank, call.m, (call.a, call.b, call.bias), stream)?;
-        call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype)?;
+    fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
+        self.reduction.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
+        call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype.result())?;
         let shards = Shards::new(call.m, self.state.world_size())?;
         let delivery = self.reduction.delivery();
-        Ok((call.m, plan::choose_reduce_scatter(self.spec.path, delivery, &shards, self.tile())))
+        let terms = Terms { m: call.m, row_scales: false };
+        Ok((terms, plan::choose_reduce_scatter(self.spec.path, delivery, &shards, self.tile())))
     }
 
     unsafe fn phase(
@@ -158,8 +163,8 @@ impl Phased for GemmRs {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let GemmRsCall { m, a, b, bias, c } = *call;
-        let part = Partial { rank, epoch, path, m, a, b, bias, out: c };
+        let GemmRsCall { m, a, b, scales, bias, c } = *call;
+        let part = Partial { rank, epoch, path, m, a, b, scales, bias, out: c };
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {

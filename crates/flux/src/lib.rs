@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod ag_gemm;
+mod agreement;
 mod call;
 mod cudarc;
 mod delivery;
@@ -9,32 +10,37 @@ mod error;
 mod gemm_ar;
 mod gemm_rs;
 mod group;
+mod operation;
 mod plan;
 mod push;
 mod reduction;
+mod scales;
 mod schedules;
 mod summation;
 mod taper;
 mod trace;
 mod whole;
 
+pub use self::cudarc::{CudarcScale, CudarcScales};
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
 pub use delivery::Delivery;
 pub use error::Error;
-pub use flux_launch::{Activation, DType, Element, UnitTrace};
+pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
 pub use flux_swizzle::{End, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
+pub use operation::{OperandParts, Operation, Part};
 pub use plan::{Path, PathChoice, PathPreference};
 pub use push::Push;
+pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
-pub use whole::{Operation, Part, Whole};
+pub use whole::Whole;
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,13 +3,14 @@
 //! the kernels do not tell apart, nor the owners: a tile's destination is the slot itself, or memory of this rank's, from
 //! which the transfer stream relays it.
 //!
-//! Each rank's partial sum is accumulated in fp32 and rounded to the element type once; the owner sums these and
+//! Each rank's partial sum is accumulated in fp32, scaled, and rounded to the type of the result once; the owner sums these and
 //! the bias in fp32, and rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
+use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
 use crate::{Delivery, Group, Matrix, OpSpec, Result, Summation};
@@ -64,6 +65,7 @@ pub(crate) struct Partial {
     pub(crate) m: usize,
     pub(crate) a: Matrix,
     pub(crate) b: Matrix,
+    pub(crate) scales: Scales,
     pub(crate) bias: Option<Address>,
     /// Where the rows go that the rank sums.
     pub(crate) out: Matrix,
@@ -82,7 +84,7 @@ impl Reduction {
         let world_size = group.world_size();
         let tile = group.launcher(0).tile(spec.dtype)?;
         let pitch = spec.n.next_multiple_of(PITCH_ELEMENTS);
-        let row_bytes = pitch * spec.dtype.bytes();
+        let row_bytes = pitch * spec.dtype.result().bytes();
         let slot_rows = match owners {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
@@ -177,7 +179,7 @@ impl Reduction {
 
     /// Size in bytes of the buffer at [`Reduction::slots`].
     pub(crate) fn slots_bytes(&self) -> usize {
-        self.group.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.bytes()
+        self.group.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.result().bytes()
     }
 
     /// How fused calls deliver their tiles, but for those that go to all.
@@ -205,14 +207,15 @@ impl Reduction {
         &self,
         rank: usize,
         m: usize,
-        (a, b, bias): (Matrix, Matrix, Option<Address>),
+        (a, b, scales, bias): (Matrix, Matrix, Scales, Option<Address>),
         stream: &Stream,
     ) -> Result<()> {
         check_call(&self.group, &self.spec, rank, m, stream)?;
-        let depth = self.depth(rank).len();
-        a.check("A", m, depth, self.spec.dtype)?;
-        b.check("B", self.spec.n, depth, self.spec.dtype)?;
-        check_bias(bias, self.spec.n, self.spec.dtype)
+        let (n, dtype, depth) = (self.spec.n, self.spec.dtype, self.depth(rank).len());
+        a.check("A", m, depth, dtype)?;
+        b.check("B", n, depth, dtype)?;
+        scales.check(dtype, m, n)?;
+        check_bias(bias, n, dtype.result())
     }
 
     /// Begins a part of a call: the GEMM, into the owners' slots if fused and delivered directly, else into memory from
@@ -261,8 +264,13 @@ impl Reduction {
         let (world_size, dtype) = (self.group.world_size(), self.spec.dtype);
         for owner in (1..=world_size).map(|step| (part.rank + step) % world_size) {
             let rows = self.rows(owner, part.m);
-            let of_owner = Partial { m: rows.len(), a: part.a.rows_from(rows.start, dtype), ..*part };
-            let partial = partial.rows_from(rows.start, dtype);
+            let of_owner = Partial {
+                m: rows.len(),
+                a: part.a.rows_from(rows.start, dtype),
+                scales: part.scales.rows_from(rows.start),
+                ..*part
+            };
+            let partial = partial.rows_from(rows.start, dtype.result());
             // SAFETY: the caller's promise, for these rows.
             unsafe {
                 self.gemm(&of_owner, partial, schedules, stream)?;
@@ -364,7 +372,7 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let Partial { rank, epoch, path, m, a, b, bias, out } = *part;
+        let Partial { rank, epoch, path, m, a, b, scales, bias, out } = *part;
         let bias = bias.filter(|_| path == Path::Local);
         let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
@@ -395,6 +403,7 @@ impl Reduction {
             launcher: self.group.launcher(rank),
             policy,
             dtype: self.spec.dtype,
+            scales: scales.lowered(),
             activation: Activation::None,
             shards: if fused { self.shards(m)? } else { Shards::new(m, 1)? },
             params,

@@ -3,8 +3,8 @@
 use crate::call::kernel_size;
 use crate::{Group, Result};
 use flux_launch::{
-    Activation, DType, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem, Schedule,
-    ScheduleTables, Tiling, Trace,
+    Activation, DType, Destinations, FoldParams, GemmParams, Launch, Launcher, Policy, Problem, Scales,
+    Schedule, ScheduleTables, Tiling, Trace,
 };
 use flux_memory::{Event, Stream};
 use flux_swizzle::{Shards, TileOrder};
@@ -18,6 +18,7 @@ pub(crate) struct Gemm<'a> {
     pub(crate) launcher: &'a Launcher,
     pub(crate) policy: Policy,
     pub(crate) dtype: DType,
+    pub(crate) scales: Scales,
     pub(crate) activation: Activation,
     /// The rows, and the shards that tiles do not straddle.
     pub(crate) shards: Shards,
@@ -140,7 +141,7 @@ impl Schedules {
         tables: impl FnOnce(&Tiling) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
-        let aligned = gemm.params.are_operands_aligned();
+        let aligned = gemm.params.are_operands_aligned(gemm.dtype);
         let key = Some((gemm.shards.total(), gemm.policy, aligned));
         let found = self.entries.iter().position(|entry| entry.key == key);
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);
@@ -159,13 +160,14 @@ impl Schedules {
         }
         entry.last_used = self.turn;
         if let Some(tiling) = &entry.tiling {
-            let Gemm { launcher, policy, dtype, activation, destinations, shards, params, .. } = *gemm;
+            let Gemm { launcher, policy, dtype, scales, activation, destinations, shards, params, .. } =
+                *gemm;
             let sources = params.fold.sources as usize;
             self.folded = launcher.can_fold(dtype, tiling, sources)?;
             let fold = if self.folded { params.fold } else { FoldParams::default() };
             let params = GemmParams { m: kernel_size("the number of rows", shards.total())?, fold, ..params };
             let (schedule, trace) = (&entry.schedule, self.trace.as_ref());
-            let launch = Launch { policy, dtype, activation, tiling, schedule, destinations, trace };
+            let launch = Launch { policy, dtype, scales, activation, tiling, schedule, destinations, trace };
             // SAFETY: the caller's promise; the schedule's memory lives as long as this, which waits for its uses; the calls
             // of a rank, and so its launches, come one after the other.
             unsafe { launcher.gemm(stream, &launch, &params)? };

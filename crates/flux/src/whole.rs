@@ -2,8 +2,8 @@
 //! out and for checking it. Between ranks' calls nothing goes through here.
 
 use crate::{
-    Address, AgGemm, AgGemmCall, Buffer, CallTrace, Element, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall,
-    Group, Matrix, OpSpec, PathChoice, Placement, Result, Stream,
+    Buffer, Element, Error, Group, Matrix, OperandParts, Operation, Part, PathChoice, Placement, Result,
+    Scale, Scales, Stream,
 };
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,179 +11,6 @@ use std::sync::Arc;
 
 /// Elements on each side of an output that nobody may write to; they are checked.
 const GUARD: usize = 64;
-
-/// A rectangle of a whole matrix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Its rows.
-    pub rows: Range<usize>,
-    /// Its columns.
-    pub columns: Range<usize>,
-}
-
-impl Part {
-    fn len(&self) -> usize {
-        self.rows.len() * self.columns.len()
-    }
-
-    /// Copies this rectangle out of a matrix of `pitch` columns.
-    fn cut<E: Copy>(&self, whole: &[E], pitch: usize) -> Vec<E> {
-        self.rows.clone().flat_map(|row| whole[row * pitch..][self.columns.clone()].iter().copied()).collect()
-    }
-
-    /// Copies this rectangle into a matrix of `pitch` columns.
-    fn paste<E: Copy>(&self, part: &[E], whole: &mut [E], pitch: usize) {
-        for (row, values) in self.rows.clone().zip(part.chunks_exact(self.columns.len().max(1))) {
-            whole[row * pitch..][self.columns.clone()].copy_from_slice(values);
-        }
-    }
-}
-
-/// An operation of a group, as seen from outside: which rank holds which part of A `[m, k]`, B `[n, k]` and C `[m, n]`.
-pub trait Operation: sealed::Sealed {
-    /// What it was built for.
-    fn spec(&self) -> &OpSpec;
-    /// Columns of the whole C: N, or half as many with SwiGLU.
-    fn result_columns(&self) -> usize {
-        self.spec().n / self.spec().activation.sums_per_column()
-    }
-    /// `rank`'s parts of A, B and C in a call with `m` rows. Its part of a bias is as long as its B has rows.
-    fn parts(&self, rank: usize, m: usize) -> [Part; 3];
-    /// Enqueues a call of all ranks, given each one's parts of A, B and C, and of the bias if there is one.
-    ///
-    /// # Safety
-    /// As for the operation's own `enqueue_all`.
-    unsafe fn enqueue_parts(
-        &self,
-        m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
-        streams: &[&Stream],
-    ) -> Result<PathChoice>;
-    /// What each rank's last call did, and when: as the operation's own `traces`.
-    fn traces(&self) -> Result<Vec<CallTrace>>;
-}
-
-mod sealed {
-    /// What [`super::Whole`] relies on, only flux's own operations promise.
-    pub trait Sealed {}
-    impl Sealed for crate::AgGemm {}
-    impl Sealed for crate::GemmRs {}
-    impl Sealed for crate::GemmAr {}
-}
-
-/// A rank's A, B and C, and its part of the bias.
-type Placed = ([Matrix; 3], Option<Address>);
-
-/// Each rank's matrices with its part of the bias.
-fn with_biases<'a>(
-    parts: &'a [[Matrix; 3]],
-    biases: Option<&'a [Address]>,
-) -> Result<impl Iterator<Item = Placed> + 'a> {
-    match biases {
-        Some(biases) if biases.len() != parts.len() => {
-            Err(Error::NotOnePerRank { what: "biases", given: biases.len(), world_size: parts.len() })
-        }
-        _ => Ok(parts.iter().enumerate().map(move |(rank, part)| (*part, biases.map(|biases| biases[rank])))),
-    }
-}
-
-impl Operation for AgGemm {
-    fn spec(&self) -> &OpSpec {
-        AgGemm::spec(self)
-    }
-
-    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
-        let k = self.spec().k;
-        [
-            Part { rows: self.rows(rank, m), columns: 0..k },
-            Part { rows: self.weight_rows(rank), columns: 0..k },
-            Part { rows: 0..m, columns: self.columns(rank) },
-        ]
-    }
-
-    unsafe fn enqueue_parts(
-        &self,
-        m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
-        streams: &[&Stream],
-    ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| AgGemmCall { m, a: a.address, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_all(&calls, streams) }
-    }
-
-    fn traces(&self) -> Result<Vec<CallTrace>> {
-        AgGemm::traces(self)
-    }
-}
-
-impl Operation for GemmRs {
-    fn spec(&self) -> &OpSpec {
-        GemmRs::spec(self)
-    }
-
-    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
-        let (n, depth) = (self.spec().n, self.depth(rank));
-        [
-            Part { rows: 0..m, columns: depth.clone() },
-            Part { rows: 0..n, columns: depth },
-            Part { rows: self.rows(rank, m), columns: 0..n },
-        ]
-    }
-
-    unsafe fn enqueue_parts(
-        &self,
-        m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
-        streams: &[&Stream],
-    ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| GemmRsCall { m, a, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_all(&calls, streams) }
-    }
-
-    fn traces(&self) -> Result<Vec<CallTrace>> {
-        GemmRs::traces(self)
-    }
-}
-
-impl Operation for GemmAr {
-    fn spec(&self) -> &OpSpec {
-        GemmAr::spec(self)
-    }
-
-    /// C is the same whole result on every rank.
-    fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
-        let (n, depth) = (self.spec().n, self.depth(rank));
-        [
-            Part { rows: 0..m, columns: depth.clone() },
-            Part { rows: 0..n, columns: depth },
-            Part { rows: 0..m, columns: 0..n },
-        ]
-    }
-
-    unsafe fn enqueue_parts(
-        &self,
-        m: usize,
-        parts: &[[Matrix; 3]],
-        biases: Option<&[Address]>,
-        streams: &[&Stream],
-    ) -> Result<PathChoice> {
-        let call = |([a, b, c], bias): Placed| GemmArCall { m, a, b, bias, c };
-        let calls: Vec<_> = with_biases(parts, biases)?.map(call).collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_all(&calls, streams) }
-    }
-
-    fn traces(&self) -> Result<Vec<CallTrace>> {
-        GemmAr::traces(self)
-    }
-}
 
 /// The operands of a call, placed on the ranks' devices. The output is poisoned with NaN.
 #[derive(Debug)]
@@ -199,14 +26,13 @@ pub struct Whole<'op, E, Op> {
 #[derive(Debug)]
 struct Rank {
     stream: Arc<Stream>,
-    a: Matrix,
-    b: Matrix,
+    operands: OperandParts,
+    a_rows: Range<usize>,
     b_rows: Range<usize>,
-    bias: Option<Buffer>,
-    c: Matrix,
     c_part: Part,
     c_buffer: Buffer,
-    _a_and_b: Vec<Buffer>,
+    /// What the operands are in, but for C.
+    buffers: Vec<Buffer>,
 }
 
 impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
@@ -223,15 +49,15 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// Places `b` `[n, k]`; each rank's part of A is what `before` has left in its part of C: one operation's output is
     /// the next one's input, on the device, in the order of the same streams.
-    pub fn after<Before: Operation>(
+    pub fn after<F: Element<Result = E>, Before: Operation>(
         group: &Group,
         op: &'op Op,
-        before: &'op Whole<'_, E, Before>,
+        before: &'op Whole<'_, F, Before>,
         b: &[E],
     ) -> Result<Self> {
         Self::with_a(group, op, b, before.m, |rank, part| match before.ranks.get(rank) {
             Some(previous) if previous.c_part == *part => {
-                Ok((Arc::clone(&previous.stream), previous.c, None))
+                Ok((Arc::clone(&previous.stream), previous.operands.c, None))
             }
             previous => {
                 let found = previous.map(|previous| &previous.c_part);
@@ -258,18 +84,21 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             let (stream, a, a_buffer) = a(rank, &a_part)?;
             let b_buffer = upload(group, rank, &stream, &b_part.cut(b, k))?;
             let b = Matrix::contiguous(b_buffer.address(), b_part.columns.len());
-            let c_buffer = poisoned::<E>(group, rank, &stream, c_part.len().saturating_add(2 * GUARD))?;
-            let c_address = c_buffer.address().add(GUARD * size_of::<E>());
+            let c_len = c_part.len().saturating_add(2 * GUARD);
+            let c_buffer = poisoned::<E::Result>(group, rank, &stream, c_len)?;
+            let c_address = c_buffer.address().add(GUARD * size_of::<E::Result>());
             let c = Matrix::contiguous(c_address, c_part.columns.len());
-            let _a_and_b = a_buffer.into_iter().chain([b_buffer]).collect();
-            Ok(Rank { stream, a, b, b_rows: b_part.rows, bias: None, c, c_part, c_buffer, _a_and_b })
+            let buffers = a_buffer.into_iter().chain([b_buffer]).collect();
+            let (a_rows, b_rows) = (a_part.rows, b_part.rows);
+            let operands = OperandParts::new([a, b, c]);
+            Ok(Rank { stream, operands, a_rows, b_rows, c_part, c_buffer, buffers })
         };
         let ranks = group.local_ranks().map(place).collect::<Result<_>>()?;
         Ok(Self { group: group.clone(), op, m, ranks, element: PhantomData })
     }
 
     /// Places `bias` `[n]`, for calls from now on.
-    pub fn with_bias(mut self, bias: &[E]) -> Result<Self> {
+    pub fn with_bias(mut self, bias: &[E::Result]) -> Result<Self> {
         let n = self.op.spec().n;
         if bias.len() != n {
             return Err(Error::BadBias {
@@ -277,19 +106,46 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             });
         }
         for (index, rank) in self.ranks.iter_mut().enumerate() {
-            rank.bias = Some(upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?);
+            let buffer = upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?;
+            rank.operands.bias = Some(buffer.address());
+            rank.buffers.push(buffer);
+        }
+        Ok(self)
+    }
+
+    /// Places scales of A and B, for calls from now on: each is empty for none, one number for the whole matrix, or one for each
+    /// of its rows, `[m]` or `[n]`.
+    pub fn with_scales(mut self, a: &[f32], b: &[f32]) -> Result<Self> {
+        let (group, m, n) = (&self.group, self.m, self.op.spec().n);
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
+            let mut place = |name, scales: &[f32], rows: usize, own: &Range<usize>| {
+                let own = match scales.len() {
+                    0 => return Ok(None),
+                    1 => scales,
+                    len if len == rows => &scales[own.clone()],
+                    len => {
+                        let reason = format!("{len} numbers were given for {rows} rows");
+                        return Err(Error::BadScale { name, reason });
+                    }
+                };
+                let buffer = upload(group, index, &rank.stream, own)?;
+                let address = buffer.address();
+                rank.buffers.push(buffer);
+                Ok(Some(if scales.len() == 1 { Scale::Tensor(address) } else { Scale::Rows(address) }))
+            };
+            let a = place("A", a, m, &rank.a_rows)?;
+            let b = place("B", b, n, &rank.b_rows)?;
+            rank.operands.scales = Scales { a, b };
         }
         Ok(self)
     }
 
     /// Enqueues one call of all ranks.
     pub fn enqueue(&self) -> Result<PathChoice> {
-        let biases: Option<Vec<_>> =
-            self.ranks.iter().map(|rank| rank.bias.as_ref().map(Buffer::address)).collect();
-        let parts: Vec<_> = self.ranks.iter().map(|rank| [rank.a, rank.b, rank.c]).collect();
+        let parts: Vec<_> = self.ranks.iter().map(|rank| rank.operands).collect();
         let streams: Vec<_> = self.streams().collect();
         // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
-        unsafe { self.op.enqueue_parts(self.m, &parts, biases.as_deref(), &streams) }
+        unsafe { self.op.enqueue_parts(self.m, &parts, &streams) }
     }
 
     /// The ranks' streams.
@@ -305,25 +161,27 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// Waits for all ranks and puts C `[m, n]` (`[m, n / 2]` with SwiGLU) together; NaN where no call has written yet.
     /// Ranks that hold the same part must hold the same bits.
-    pub fn result(&self) -> Result<Vec<E>> {
+    pub fn result(&self) -> Result<Vec<E::Result>> {
         self.synchronize()?;
         let n = self.op.result_columns();
-        let mut whole = zeroed::<E>(self.m.saturating_mul(n))?;
-        let mut first: Option<Vec<E>> = None;
+        let mut whole = zeroed::<E::Result>(self.m.saturating_mul(n))?;
+        let mut first: Option<Vec<E::Result>> = None;
         for (index, rank) in self.ranks.iter().enumerate() {
             let len = rank.c_part.len();
-            let mut c = zeroed::<E>(len + 2 * GUARD)?;
+            let mut c = zeroed::<E::Result>(len + 2 * GUARD)?;
             rank.c_buffer.download(&rank.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
             let mut guards = [0.0; 2 * GUARD];
-            E::widen(&c[..GUARD], &mut guards[..GUARD]);
-            E::widen(&c[GUARD + len..], &mut guards[GUARD..]);
+            E::Result::widen(&c[..GUARD], &mut guards[..GUARD]);
+            E::Result::widen(&c[GUARD + len..], &mut guards[GUARD..]);
             if !guards.iter().all(|value| value.is_nan()) {
                 return Err(Error::WroteOutside { rank: index });
             }
             let part = &c[GUARD..GUARD + len];
             match &first {
                 Some(first) if rank.c_part == self.ranks[0].c_part => {
-                    if bytemuck::cast_slice::<E, u8>(first) != bytemuck::cast_slice::<E, u8>(part) {
+                    if bytemuck::cast_slice::<E::Result, u8>(first)
+                        != bytemuck::cast_slice::<E::Result, u8>(part)
+                    {
                         return Err(Error::RanksDiffer { rank: index, other: 0 });
                     }
                 }
@@ -377,7 +235,7 @@ fn poisoned<E: Element>(group: &Group, rank: usize, stream: &Stream, len: usize)
     Ok(buffer)
 }
 
-fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E]) -> Result<Buffer> {
+fn upload<T: bytemuck::Pod>(group: &Group, rank: usize, stream: &Stream, values: &[T]) -> Result<Buffer> {
     let buffer = Buffer::allocate(group.device(rank)?, size_of_val(values), Placement::Device)?;
     buffer.upload(stream, 0, bytemuck::cast_slice(values))?;
     Ok(buffer)
@@ -386,7 +244,7 @@ fn upload<E: Element>(group: &Group, rank: usize, stream: &Stream, values: &[E])
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BackendChoice, DType, GroupConfig};
+    use crate::{BackendChoice, DType, GemmAr, GroupConfig, OpSpec};
     use half::bf16;
 
     #[test]

@@ -28,7 +28,7 @@ pub(crate) struct BenchArguments {
     /// Ranks; by default 4, or one for each GPU if there are more. `gemm` has one.
     #[arg(long, value_name = "W", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
-    /// Type of the elements.
+    /// Type of the elements of A and B.
     #[arg(long, value_enum, default_value_t = DTypeArgument::Bf16)]
     pub(crate) dtype: DTypeArgument,
     /// What to measure the plain GEMM beside; by default cublas on GPUs.
@@ -72,7 +72,8 @@ compared with an fp64 computation of 2,000 random entries: a wrong one ends the 
 
 gemm         the plain GEMM of one rank. Where ranks share a GPU (or the host): one GEMM of all that its ranks compute,
              on a group of one rank
-x cuBLAS     the time of cuBLASLt's fastest algorithm (of the first 8 of its heuristic) over the plain GEMM's
+x cuBLAS     the time of cuBLASLt's fastest algorithm (of the first 8 of its heuristic) over the plain GEMM's; of e4m3, with
+             its fast accumulation, and a scale for each matrix
 comm         only the communication (gemm-rs and gemm-ar: and the sum)
 unfused      the GEMM and the communication one after the other
 chunked      a GEMM for each shard, overlapped with the communication of the other shards; gemm-ar of few rows (as many as
@@ -140,6 +141,8 @@ impl BenchOp {
 pub(crate) enum DTypeArgument {
     Bf16,
     F16,
+    /// 8 bits, with one scale for each matrix; results are bf16.
+    E4m3,
 }
 
 impl From<DTypeArgument> for DType {
@@ -147,6 +150,7 @@ impl From<DTypeArgument> for DType {
         match dtype {
             DTypeArgument::Bf16 => DType::Bf16,
             DTypeArgument::F16 => DType::F16,
+            DTypeArgument::E4m3 => DType::E4m3,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! cuBLASLt, to compare with: the fastest of the algorithms that it suggests.
+//! cuBLASLt, to compare with: the fastest of the algorithms that it suggests. Of 8-bit elements, with fast accumulation, as ours.
 //!
 //! cudarc panics when it is called without the library, so the library is looked for here first.
 
@@ -6,7 +6,7 @@ use super::shapes::Shape;
 use crate::error::Error;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
-use flux::{Buffer, DType, Device, Matrix, Placement, Stream, Timer};
+use flux::{Address, Buffer, DType, Device, OperandParts, Placement, Scale, Scales, Stream, Timer};
 use std::ffi::c_void;
 use std::time::Duration;
 
@@ -63,11 +63,11 @@ impl<'cublas> Multiplication<'cublas> {
         cublas: &'cublas Cublas,
         shape: Shape,
         dtype: DType,
-        operands: &[Matrix; 3],
+        operands: &OperandParts,
         stream: &Stream,
     ) -> Result<Option<Self>, Error> {
         let memory = |error| Error::from(flux::Error::Memory(error));
-        let mut description = Description::new(shape, dtype)?;
+        let mut description = Description::new(shape, dtype, operands.scales)?;
         let mut workspace =
             Buffer::allocate(&cublas.device, WORKSPACE_BYTES, Placement::Device).map_err(memory)?;
         let timer = Timer::new(&cublas.device).map_err(memory)?;
@@ -90,10 +90,11 @@ impl<'cublas> Multiplication<'cublas> {
         Ok(fastest.map(|(_, algorithm)| Self { cublas, description, workspace, algorithm }))
     }
 
-    /// Enqueues a multiplication of operands of its shape.
-    pub(crate) fn enqueue(&self, [a, b, c]: &[Matrix; 3], stream: &Stream) -> Result<(), Error> {
+    /// Enqueues a multiplication of operands of its shape, with the scales of the first.
+    pub(crate) fn enqueue(&self, operands: &OperandParts, stream: &Stream) -> Result<(), Error> {
         let Stream::Cuda(stream) = stream else { return Err(Error::CublasOnHost) };
         stream.device().bind().map_err(flux::Error::from)?;
+        let OperandParts { a, b, c, .. } = operands;
         let (alpha, beta) = (1.0_f32, 0.0_f32);
         let description = &self.description;
         // SAFETY: the operands have the extents of the description, and live until the stream has passed this; so do the
@@ -131,14 +132,15 @@ struct Description {
 }
 
 impl Description {
-    fn new(shape: Shape, dtype: DType) -> Result<Self, Error> {
-        let element = match dtype {
+    fn new(shape: Shape, dtype: DType, scales: Scales) -> Result<Self, Error> {
+        let element = |dtype| match dtype {
             DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
             DType::F16 => sys::cudaDataType::CUDA_R_16F,
+            DType::E4m3 => sys::cudaDataType::CUDA_R_8F_E4M3,
         };
-        let layout = |columns: usize, rows: usize| {
+        let layout = |dtype: DType, columns: usize, rows: usize| {
             let pitch = i64::try_from(columns).unwrap_or(i64::MAX);
-            result::create_matrix_layout(element, columns as u64, rows as u64, pitch)
+            result::create_matrix_layout(element(dtype), columns as u64, rows as u64, pitch)
                 .map_err(failed("cublasLtMatrixLayoutCreate"))
         };
         let operation = result::create_matmul_desc(
@@ -146,19 +148,40 @@ impl Description {
             sys::cudaDataType::CUDA_R_32F,
         )
         .map_err(failed("cublasLtMatmulDescCreate"))?;
+        let Shape { m, n, k } = shape;
+        let [a, b, c] = [(dtype, k, m), (dtype, k, n), (dtype.result(), n, m)]
+            .map(|(dtype, columns, rows)| layout(dtype, columns, rows));
+        let this = Self { operation, a: a?, b: b?, c: c? };
         let transpose: i32 = 1; // CUBLAS_OP_T
-        // SAFETY: the descriptor was just made, and the attribute has this type.
+        this.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transpose)?;
+        if dtype.is_scaled() {
+            let fast: i8 = 1;
+            this.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
+        }
+        // Ours of A is theirs of B.
+        for (attribute, scale) in [
+            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.b),
+            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.a),
+        ] {
+            if let Some(Scale::Tensor(Address(pointer))) = scale {
+                this.set(attribute, &pointer)?;
+            }
+        }
+        Ok(this)
+    }
+
+    /// Sets an attribute, whose type this is.
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), Error> {
+        // SAFETY: the description was made by `new`; the library copies the value.
         let set = unsafe {
             result::set_matmul_desc_attribute(
-                operation,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const transpose).cast(),
-                size_of_val(&transpose),
+                self.operation,
+                attribute,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>(),
             )
         };
-        set.map_err(failed("cublasLtMatmulDescSetAttribute"))?;
-        let Shape { m, n, k } = shape;
-        Ok(Self { operation, a: layout(k, m)?, b: layout(k, n)?, c: layout(n, m)? })
+        set.map_err(failed("cublasLtMatmulDescSetAttribute"))
     }
 }
 

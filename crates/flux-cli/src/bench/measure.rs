@@ -4,7 +4,7 @@ use super::cublas::Multiplication;
 use super::operands::{Expected, Operands};
 use super::report::{Measured, Role};
 use crate::error::Error;
-use flux::{Delivery, Element, Matrix, Operation, PathChoice, Stream, Summation, Timer};
+use flux::{Delivery, Element, OperandParts, Operation, PathChoice, Stream, Summation, Timer};
 use indicatif::ProgressBar;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -54,8 +54,8 @@ pub(crate) struct Contender<'a, E: Element> {
     work: Work<'a>,
     operands: &'a Operands<E>,
     streams: Vec<&'a Stream>,
-    /// Of each copy of the operands.
-    matrices: Vec<Vec<[Matrix; 3]>>,
+    /// Each rank's, of each copy of the operands.
+    parts: Vec<Vec<OperandParts>>,
     /// The copy whose turn it is.
     turn: Cell<usize>,
     timer: Timer,
@@ -79,14 +79,14 @@ impl<'a, E: Element> Contender<'a, E> {
     }
 
     fn new(role: Role, work: Work<'a>, operands: &'a Operands<E>) -> Result<Self, Error> {
-        let matrices = (0..operands.copies()).map(|copy| operands.matrices(copy)).collect();
+        let parts = (0..operands.copies()).map(|copy| operands.operands(copy)).collect();
         let timer = Timer::new(operands.group().device(0)?).map_err(flux::Error::from)?;
         Ok(Self {
             role,
             work,
             operands,
             streams: operands.streams(),
-            matrices,
+            parts,
             turn: Cell::new(0),
             timer,
             error: None,
@@ -97,13 +97,11 @@ impl<'a, E: Element> Contender<'a, E> {
 
     /// Enqueues a call on the next copy of the operands; which way flux went.
     fn enqueue(&self) -> Result<Option<PathChoice>, Error> {
-        let copy = self.turn.replace((self.turn.get() + 1) % self.matrices.len());
-        let matrices = &self.matrices[copy];
+        let copy = self.turn.replace((self.turn.get() + 1) % self.parts.len());
+        let parts = &self.parts[copy];
         match &self.work {
-            Work::Flux(op) => self.operands.enqueue(&**op, matrices, &self.streams).map(Some),
-            Work::Cublas(multiplication) => {
-                multiplication.enqueue(&matrices[0], self.streams[0]).map(|()| None)
-            }
+            Work::Flux(op) => self.operands.enqueue(&**op, parts, &self.streams).map(Some),
+            Work::Cublas(multiplication) => multiplication.enqueue(&parts[0], self.streams[0]).map(|()| None),
         }
     }
 

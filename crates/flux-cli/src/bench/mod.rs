@@ -20,7 +20,9 @@ use crate::output::print;
 use arguments::{Against, DTypeArgument, FormatArgument};
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-use flux::{AgGemm, Backend, DType, Direction, Element, Group, OpSpec, Operation, PathPreference, Placement};
+use flux::{
+    AgGemm, Backend, DType, Direction, E4m3, Element, Group, OpSpec, Operation, PathPreference, Placement,
+};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use machine::Machine;
@@ -41,6 +43,9 @@ const WAYS: [(Role, PathPreference); 4] = [
     (Role::Fused, PathPreference::Fused),
 ];
 
+/// Up to this depth, sums of products of 8-bit elements must be as exact as bf16 shows them.
+const EXACT_DEPTH: f64 = 8192.0;
+
 /// Copies of the operands come to twice the L2 cache, which is at least this large; but there are at most so many.
 const LEAST_L2_BYTES: usize = 60_000_000;
 const MAX_COPIES: usize = 8;
@@ -55,6 +60,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<(), Error> {
     let report = match arguments.dtype {
         DTypeArgument::Bf16 => Bench::<bf16>::new(arguments)?.measure()?,
         DTypeArgument::F16 => Bench::<f16>::new(arguments)?.measure()?,
+        DTypeArgument::E4m3 => Bench::<E4m3>::new(arguments)?.measure()?,
     };
     match arguments.format {
         FormatArgument::Table => print(report.table())?,
@@ -187,12 +193,12 @@ impl<'a, E: Element> Bench<'a, E> {
         let operands;
         let expected = Expected::new(&self.a, &self.b, gemm);
         let ours = Contender::flux(Role::Gemm, Box::new(solo_op), &solo)?;
-        let mut contenders = vec![verified(ours, &expected, shape)?];
+        let mut contenders = vec![verified(ours, &expected, gemm)?];
         if let Some(cublas) = &self.cublas {
-            let (matrices, stream) = (solo.matrices(0), solo.first_stream());
-            let theirs = Multiplication::fastest(cublas, gemm, E::DTYPE, &matrices[0], stream)?;
+            let (parts, stream) = (solo.operands(0), solo.first_stream());
+            let theirs = Multiplication::fastest(cublas, gemm, E::DTYPE, &parts[0], stream)?;
             if let Some(theirs) = theirs {
-                contenders.push(verified(Contender::cublas(theirs, &solo)?, &expected, shape)?);
+                contenders.push(verified(Contender::cublas(theirs, &solo)?, &expected, gemm)?);
             }
         }
         if self.op.communicates() {
@@ -209,7 +215,7 @@ impl<'a, E: Element> Bench<'a, E> {
             operands = self.place(&self.group, &*build(PathPreference::Fused)?, whole)?;
             for (role, path) in WAYS {
                 let way = Contender::flux(role, build(path)?, &operands)?;
-                contenders.push(verified(way, &expected, shape)?);
+                contenders.push(verified(way, &expected, whole)?);
             }
         }
         let measured = interleaved(&contenders, &self.protocol, bar)?;
@@ -235,6 +241,8 @@ fn verified<'a, E: Element>(
     let bound = match E::DTYPE {
         DType::Bf16 => 4e-3,
         DType::F16 => 6e-4,
+        // The tensor core adds the products of 8-bit elements with some 14 bits: what it loses grows with K.
+        DType::E4m3 => 4e-3 * (shape.k as f64 / EXACT_DEPTH).max(1.0),
     };
     if error.is_nan() || error >= bound {
         let (contender, shape) = (contender.role.name(), shape.to_string());

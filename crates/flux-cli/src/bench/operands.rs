@@ -3,7 +3,10 @@
 use crate::bench::shapes::Shape;
 use crate::data::{normal, widen};
 use crate::error::Error;
-use flux::{Buffer, Element, Group, Matrix, Operation, Part, PathChoice, Placement, Stream};
+use flux::{
+    Buffer, Element, Group, Matrix, OperandParts, Operation, Part, PathChoice, Placement, Scale, Scales,
+    Stream,
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -15,6 +18,10 @@ const BLOCK: usize = 1 << 22;
 
 /// How many entries of a result are checked.
 const ENTRIES: usize = 2000;
+
+/// The scales of A and B, each one for the whole matrix, where elements have any; and where they lie in a buffer.
+const SCALES: [f32; 2] = [0.5, 0.25];
+const SCALE_PITCH: usize = 16;
 
 /// A row-major matrix of standard normal numbers, made for as many elements as are needed.
 pub(crate) struct Values<E>(Vec<E>);
@@ -57,9 +64,11 @@ impl Expected {
         };
         let corners = [(0, 0), (shape.m - 1, shape.n - 1)];
         let random: Vec<_> = (0..ENTRIES).map(|_| (below(shape.m), below(shape.n))).collect();
+        let scale = if E::DTYPE.is_scaled() { f64::from(SCALES[0] * SCALES[1]) } else { 1.0 };
         let compute = |(row, column)| {
             let (a, b) = (a.row(row, shape.k), b.row(column, shape.k));
-            (row, column, a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum())
+            let sum: f64 = a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            (row, column, scale * sum)
         };
         Self([&corners[..], &random].concat().into_par_iter().map(compute).collect())
     }
@@ -72,6 +81,8 @@ pub(crate) struct Operands<E> {
     /// Each rank's parts of A, B and C.
     parts: Vec<[Part; 3]>,
     copies: Vec<Vec<[Buffer; 3]>>,
+    /// Each rank's scales, if elements have any.
+    scales: Vec<Buffer>,
     streams: Vec<Stream>,
     element: std::marker::PhantomData<E>,
 }
@@ -88,25 +99,34 @@ impl<E: Element> Operands<E> {
     ) -> Result<Self, Error> {
         let parts: Vec<_> = group.local_ranks().map(|rank| op.parts(rank, shape.m)).collect();
         let streams = group.local_ranks().map(|rank| group.stream(rank)).collect::<Result<_, _>>()?;
-        let elements = parts.iter().flatten().map(len).fold(0, usize::saturating_add);
-        let bytes_per_device = elements.saturating_mul(size_of::<E>()) / devices(group)?;
+        let bytes = parts.iter().flat_map(part_bytes::<E>).fold(0, usize::saturating_add);
+        let bytes_per_device = bytes / devices(group)?;
         let copies = cold_bytes.div_ceil(bytes_per_device.max(1)).clamp(1, max_copies);
         let mut this = Self {
             group: group.clone(),
             m: shape.m,
             parts,
             copies: Vec::new(),
+            scales: Vec::new(),
             streams,
             element: std::marker::PhantomData,
         };
+        for (rank, stream) in this.streams.iter().enumerate().filter(|_| E::DTYPE.is_scaled()) {
+            let buffer = Buffer::allocate(group.device(rank)?, 2 * SCALE_PITCH, Placement::Device);
+            let buffer = buffer.map_err(flux::Error::from)?;
+            for (index, scale) in SCALES.iter().enumerate() {
+                let uploaded = buffer.upload(stream, index * SCALE_PITCH, bytemuck::bytes_of(scale));
+                uploaded.map_err(flux::Error::from)?;
+            }
+            this.scales.push(buffer);
+        }
         for _ in 0..copies {
             let place = |rank: usize| {
                 let device = group.device(rank)?;
-                let allocate = |part: &Part| {
-                    Buffer::allocate(device, len(part).saturating_mul(size_of::<E>()), Placement::Device)
-                };
-                let [a_part, b_part, c_part] = &this.parts[rank];
-                let buffers = [allocate(a_part)?, allocate(b_part)?, allocate(c_part)?];
+                let allocate = |bytes| Buffer::allocate(device, bytes, Placement::Device);
+                let [a_part, b_part, _] = &this.parts[rank];
+                let [a_bytes, b_bytes, c_bytes] = part_bytes::<E>(&this.parts[rank]);
+                let buffers = [allocate(a_bytes)?, allocate(b_bytes)?, allocate(c_bytes)?];
                 let stream = &this.streams[rank];
                 upload(&buffers[0], stream, a_part, |row, columns, to| {
                     a.copy_to(row * shape.k + columns.start, to);
@@ -135,24 +155,27 @@ impl<E: Element> Operands<E> {
         &self.streams[0]
     }
 
-    /// Each rank's A, B and C of a copy.
-    pub(crate) fn matrices(&self, copy: usize) -> Vec<[Matrix; 3]> {
+    /// Each rank's operands of a copy.
+    pub(crate) fn operands(&self, copy: usize) -> Vec<OperandParts> {
         let matrix = |buffer: &Buffer, part: &Part| Matrix::contiguous(buffer.address(), part.columns.len());
-        let of_rank = |(buffers, parts): (&[Buffer; 3], &[Part; 3])| {
-            std::array::from_fn(|index| matrix(&buffers[index], &parts[index]))
+        let of_rank = |(rank, (buffers, parts)): (usize, (&[Buffer; 3], &[Part; 3]))| {
+            let matrices = std::array::from_fn(|index| matrix(&buffers[index], &parts[index]));
+            let scale =
+                |index: usize| Some(Scale::Tensor(self.scales.get(rank)?.address().add(index * SCALE_PITCH)));
+            OperandParts { scales: Scales { a: scale(0), b: scale(1) }, ..OperandParts::new(matrices) }
         };
-        self.copies[copy].iter().zip(&self.parts).map(of_rank).collect()
+        self.copies[copy].iter().zip(&self.parts).enumerate().map(of_rank).collect()
     }
 
     /// Enqueues a call of `op`, one that these operands were, or could have been, cut up for.
     pub(crate) fn enqueue(
         &self,
         op: &dyn Operation,
-        matrices: &[[Matrix; 3]],
+        operands: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice, Error> {
         // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
-        Ok(unsafe { op.enqueue_parts(self.m, matrices, None, streams) }?)
+        Ok(unsafe { op.enqueue_parts(self.m, operands, streams) }?)
     }
 
     pub(crate) fn streams(&self) -> Vec<&Stream> {
@@ -170,7 +193,9 @@ impl<E: Element> Operands<E> {
     /// Fills C of the first copy with NaN.
     pub(crate) fn poison(&self) -> Result<(), Error> {
         for ((buffers, parts), stream) in self.copies[0].iter().zip(&self.parts).zip(&self.streams) {
-            upload(&buffers[2], stream, &parts[2], |_, _, to: &mut [E]| to.fill(E::round(f32::NAN)))?;
+            upload(&buffers[2], stream, &parts[2], |_, _, to: &mut [E::Result]| {
+                to.fill(E::Result::round(f32::NAN));
+            })?;
         }
         Ok(())
     }
@@ -185,11 +210,11 @@ impl<E: Element> Operands<E> {
             for (rank, [_, _, part]) in self.parts.iter().enumerate().filter(|(_, [_, _, part])| holds(part))
             {
                 let index = (row - part.rows.start) * part.columns.len() + column - part.columns.start;
-                let mut value = [E::zeroed()];
+                let mut value = [<E::Result as bytemuck::Zeroable>::zeroed()];
                 let (buffer, bytes) = (&self.copies[0][rank][2], bytemuck::cast_slice_mut(&mut value));
-                let read = buffer.download(&self.streams[rank], index * size_of::<E>(), bytes);
+                let read = buffer.download(&self.streams[rank], index * size_of::<E::Result>(), bytes);
                 read.map_err(flux::Error::from)?;
-                difference += (f64::from(widen(&value)[0]) - reference).powi(2);
+                difference += (f64::from(widen::<E::Result>(&value)[0]) - reference).powi(2);
                 norm += reference * reference;
                 holders += 1;
             }
@@ -210,8 +235,10 @@ impl<E> Drop for Operands<E> {
     }
 }
 
-fn len(part: &Part) -> usize {
-    part.rows.len().saturating_mul(part.columns.len())
+/// What a rank's A, B and C take.
+fn part_bytes<E: Element>([a, b, c]: &[Part; 3]) -> [usize; 3] {
+    let bytes = |part: &Part, each| part.rows.len().saturating_mul(part.columns.len()).saturating_mul(each);
+    [bytes(a, size_of::<E>()), bytes(b, size_of::<E>()), bytes(c, size_of::<E::Result>())]
 }
 
 /// How many different devices a group's ranks are on.

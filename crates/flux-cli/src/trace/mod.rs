@@ -82,12 +82,12 @@ impl Traced {
         let a = Values::<bf16>::new(whole.m.saturating_mul(whole.k), 1);
         let b = Values::<bf16>::new(whole.n.saturating_mul(whole.k), 2);
         let operands = Operands::place(&group, &*built, (&a, &b, whole), 0, 1)?;
-        let (matrices, streams) = (operands.matrices(0), operands.streams());
+        let (parts, streams) = (operands.operands(0), operands.streams());
         for _ in 0..arguments.warm_up {
-            operands.enqueue(&*built, &matrices, &streams)?;
+            operands.enqueue(&*built, &parts, &streams)?;
         }
         operands.synchronize()?; // the call that is shown begins on an idle machine
-        let choice = operands.enqueue(&*built, &matrices, &streams)?;
+        let choice = operands.enqueue(&*built, &parts, &streams)?;
         operands.synchronize()?;
         let calls = built.traces()?;
         drop(operands);

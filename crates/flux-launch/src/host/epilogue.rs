@@ -1,7 +1,30 @@
-//! What becomes of sums before they are rounded: a bias is added, then an activation applied.
+//! What becomes of sums before they are rounded: they are scaled, a bias is added, then an activation applied.
 
-use crate::{Activation, Element};
+use crate::{Activation, Element, Scales};
 use flux_memory::Address;
+
+/// Multiplies `columns` sums of each of `rows` by their scales; `first` is the row and column, of the whole product, of the first.
+///
+/// # Safety
+/// Scales, unless null, are live host memory, with one for each row and column if there is not one for all.
+pub(crate) unsafe fn scale<'a>(
+    scales: &Scales,
+    (first_row, first_column): (usize, usize),
+    rows: impl Iterator<Item = &'a mut [f32]>,
+    columns: usize,
+) {
+    let at = |scales: Address, stride: u32, index: usize| match scales {
+        Address::NULL => 1.0,
+        // SAFETY: the caller's promise.
+        scales => unsafe { *scales.as_ptr::<f32>().add(stride as usize * index) },
+    };
+    for (row, sums) in rows.enumerate() {
+        let of_row = at(scales.a, scales.a_stride, first_row + row);
+        for (column, sum) in sums[..columns].iter_mut().enumerate() {
+            *sum *= of_row * at(scales.b, scales.b_stride, first_column + column);
+        }
+    }
+}
 
 /// Adds to `sums` the elements of the bias from `first` on; null is none. `widened` has room for them.
 ///
@@ -91,5 +114,25 @@ mod tests {
             add_bias::<bf16>(Address::NULL, 7, &mut sums, &mut widened);
         }
         assert_eq!(sums, [12.0, 24.0]);
+    }
+
+    #[test]
+    fn sums_are_scaled_by_row_and_column() {
+        let (rows, columns) = ([9.0_f32, 2.0, 4.0], [9.0_f32, 1.0, 3.0, 0.5]);
+        let [a, b] = [rows.as_ptr() as u64, columns.as_ptr() as u64].map(Address);
+        for (a_stride, b_stride, expected) in [
+            (1, 1, [2.0, 6.0, 1.0, 7.0, 4.0, 12.0, 2.0, 7.0]),
+            (1, 0, [18.0, 18.0, 18.0, 7.0, 36.0, 36.0, 36.0, 7.0]),
+            (0, 0, [81.0, 81.0, 81.0, 7.0, 81.0, 81.0, 81.0, 7.0]),
+        ] {
+            let mut sums = [1.0, 1.0, 1.0, 7.0, 1.0, 1.0, 1.0, 7.0];
+            // SAFETY: there are so many scales from row and column 1 on.
+            unsafe { scale(&Scales { a, b, a_stride, b_stride }, (1, 1), sums.chunks_exact_mut(4), 3) };
+            assert_eq!(sums, expected);
+        }
+        let mut sums = [5.0];
+        // SAFETY: none is read of none.
+        unsafe { scale(&Scales::default(), (3, 8), sums.chunks_exact_mut(1), 1) };
+        assert_eq!(sums, [5.0]);
     }
 }

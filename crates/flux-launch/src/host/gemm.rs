@@ -3,7 +3,8 @@
 use super::sum::sum_row;
 use super::{Kernel, TILE, epilogue};
 use crate::trace::Record;
-use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, SumParams};
+use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, Scales, SumParams};
+use bytemuck::Zeroable;
 use flux_memory::host::{self, now_ns};
 use flux_memory::{Address, WaitSite};
 use rayon::ThreadPool;
@@ -18,6 +19,7 @@ pub(crate) struct Gemm {
     pub(crate) policy: Policy,
     pub(crate) activation: Activation,
     pub(crate) params: GemmParams,
+    pub(crate) scales: Scales,
     /// Where the records of its tiles go, if somebody wants them.
     pub(crate) records: Option<Address>,
 }
@@ -51,10 +53,11 @@ impl Kernel for Gemm {
 }
 
 /// One thread's share, with its rows of A and B widened to fp32.
-struct Worker<'a, E> {
+struct Worker<'a, E: Element> {
     policy: Policy,
     activation: Activation,
     params: &'a GemmParams,
+    scales: Scales,
     k: usize,
     a: Vec<f32>,
     b: Vec<f32>,
@@ -62,7 +65,7 @@ struct Worker<'a, E> {
     b_holds: Option<(usize, usize)>,
     c: Vec<f32>,
     bias: Vec<f32>,
-    rounded: Vec<E>,
+    rounded: Vec<E::Result>,
     traced: bool,
     /// When what happened to the tile at hand.
     record: Record,
@@ -75,13 +78,14 @@ impl<'a, E: Element> Worker<'a, E> {
             policy: gemm.policy,
             activation: gemm.activation,
             params: &gemm.params,
+            scales: gemm.scales,
             k,
             a: vec![0.0; TILE.rows * k.min(PANEL)],
             b: vec![0.0; TILE.columns * k.min(PANEL)],
             b_holds: None,
             c: vec![0.0; TILE.rows * TILE.columns],
             bias: vec![0.0; TILE.columns],
-            rounded: vec![E::zeroed(); TILE.columns],
+            rounded: vec![E::Result::zeroed(); TILE.columns],
             traced: gemm.records.is_some(),
             record: Record::default(),
         }
@@ -115,6 +119,15 @@ impl<'a, E: Element> Worker<'a, E> {
             }
             self.record.first_stage[0] = self.now();
             self.multiply(&row_tile, column_tile, columns);
+            if E::DTYPE.is_scaled() {
+                let first = (row_tile.row as usize, first_column);
+                epilogue::scale(
+                    &self.scales,
+                    first,
+                    self.c.chunks_exact_mut(TILE.columns).take(rows),
+                    columns,
+                );
+            }
             self.record.multiplied[0] = self.now();
             if !scatters {
                 let sums = self.activation.sums_per_column();
@@ -172,10 +185,10 @@ impl<'a, E: Element> Worker<'a, E> {
         for row in 0..row_tile.rows as usize {
             let sums = &mut self.c[row * TILE.columns..][..columns];
             let own = &mut self.rounded[..columns];
-            own.iter_mut().zip(&*sums).for_each(|(to, &sum)| *to = E::round(sum));
+            own.iter_mut().zip(&*sums).for_each(|(to, &sum)| *to = E::Result::round(sum));
             let (row, own) = (row_tile.destination_row as usize + row, Some((fold.own as usize, &*own)));
             // SAFETY: the caller's promise.
-            unsafe { sum_row(&sum, row, first_column, sums, &mut self.bias, own) };
+            unsafe { sum_row::<E::Result>(&sum, row, first_column, sums, &mut self.bias, own) };
         }
         self.record.stored[0] = self.now();
         true
@@ -293,7 +306,12 @@ impl<'a, E: Element> Worker<'a, E> {
         for sums in self.c.chunks_exact_mut(TILE.columns).take(rows) {
             // SAFETY: the caller's promise: a bias has an element for each column of sums.
             unsafe {
-                epilogue::add_bias::<E>(self.params.bias, first_column, &mut sums[..columns], &mut self.bias);
+                epilogue::add_bias::<E::Result>(
+                    self.params.bias,
+                    first_column,
+                    &mut sums[..columns],
+                    &mut self.bias,
+                );
             }
             epilogue::activate(self.activation, &mut sums[..columns]);
         }
@@ -309,11 +327,11 @@ impl<'a, E: Element> Worker<'a, E> {
         first_column: usize,
         columns: usize,
     ) {
-        let target: *mut E = target.as_ptr();
+        let target: *mut E::Result = target.as_ptr();
         let pitch = self.params.ldc as usize;
         for row in 0..rows {
             let sums = &self.c[row * TILE.columns..][..columns];
-            self.rounded.iter_mut().zip(sums).for_each(|(to, &sum)| *to = E::round(sum));
+            self.rounded.iter_mut().zip(sums).for_each(|(to, &sum)| *to = E::Result::round(sum));
             // SAFETY: the caller's promise.
             unsafe {
                 let to = target.add((first_row + row) * pitch + first_column);

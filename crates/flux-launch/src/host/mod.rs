@@ -9,7 +9,7 @@ mod sum;
 
 pub(crate) use gemm::Gemm;
 
-use crate::{DType, Element, Result};
+use crate::{DType, E4m3, Element, Result};
 use flux_memory::host::HostStream;
 use flux_swizzle::TileShape;
 use half::{bf16, f16};
@@ -45,6 +45,7 @@ pub(crate) unsafe fn launch(
             match dtype {
                 DType::Bf16 => kernel.run::<bf16>(&pool),
                 DType::F16 => kernel.run::<f16>(&pool),
+                DType::E4m3 => kernel.run::<E4m3>(&pool),
             }
         }
     })?;
