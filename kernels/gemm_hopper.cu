@@ -36,6 +36,8 @@ struct Config {
   static const int kPiecesN = kGroupN / kPieceN;
   static const int kBuffers = BUFFERS;
   static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
+  // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
+  static const int kFewRegisters = kBlocksM * kSums > 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
   static_assert(kBlocksM == 1 || kBlocksM == 2, "a tile of half the rows takes one block of each warpgroup");
 };
@@ -61,6 +63,9 @@ struct Unit {
   u32 part, parts;
   u32 begin, end;  // of the blocks of K
 };
+
+// Of a tile. Wide ones always have as many as the kernel multiplies, which it then knows.
+DEVICE u32 tile_columns(const HopperParams& p) { return C::kTileN > 128 ? C::kTileN : p.tile_columns; }
 
 DEVICE u32 units(const HopperParams& p) { return p.gemm.tiles + p.split_tiles * (p.parts - 1); }
 
@@ -114,7 +119,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
     }
     if (lane == 0 && p.gemm.destination_count == 0) trace(p, index, kTraceGateEnd);
     if (lane == 0) {
-      const u32 column = (entry & 0xffff) * C::kTileN;
+      const u32 column = (entry & 0xffff) * tile_columns(p);
       const bool is_own = row - p.gemm.own_row < p.gemm.own_rows;
       const TensorMap* a = is_own ? &p.own_a : &p.a;
       const u32 a_row = is_own ? row - p.gemm.own_row : row;
@@ -123,7 +128,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
         const u32 full = shared + Layout::kFull + 8 * ring.place;
         barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
-        barrier_expect(full, C::kBytesB + (two_boxes ? 2 * box_bytes : box_bytes));
+        barrier_expect(full, tile_columns(p) * C::kRowBytes + (two_boxes ? 2 * box_bytes : box_bytes));
         load_box(stage + C::kBytesA, &p.b, x, column, full);
         load_box(stage, a, x, a_row, full);
         if (two_boxes) load_box(stage + C::kBytesA / 2, a, x, a_row + C::kBoxRowsA, full);
@@ -136,7 +141,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       if (lane == 0) {
         trace(p, index, kTraceGateEnd);
         fence_global_to_copies();
-        load_slots(p, tile, (entry & 0xffff) * C::kTileN, half ? 1 : C::kBlocksM, shared, ring);
+        load_slots(p, tile, (entry & 0xffff) * tile_columns(p), half ? 1 : C::kBlocksM, shared, ring);
       }
       __syncwarp();
     }
@@ -190,8 +195,8 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
 #include "parts.cuh"
 
 // The first column of the tile that a warpgroup multiplies.
-DEVICE u32 first_column_of(u32 entry, u32 group) {
-  return (entry & 0xffff) * C::kTileN + (C::kSplitsN ? group * C::kGroupN : 0);
+DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
+  return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
 }
 
 // Scales, adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
@@ -212,11 +217,11 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bo
         const u32 entry = load_global_4_or(p.gemm.order + 4ull * tile, p.is_row != 0 || alike, tile);
         const u32 tile_row = load_global_4_or((u64)&row_tile_of(p, entry).row, alike, 0);
         const u32 row = (C::kSplitsN ? 0 : group * kBlocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
-        const u32 first_column = first_column_of(entry, group) + column + 2 * (lane % 4);
+        const u32 first_column = first_column_of(p, entry, group) + column + 2 * (lane % 4);
         scale<C::kPieceN / 8>(d, p.scales, {tile_row + row, p.gemm.m, first_column, p.gemm.n});
       }
       if (p.gemm.bias != 0) {
-        const u32 first_column = first_column_of(entry_of(p, tile), group);
+        const u32 first_column = first_column_of(p, entry_of(p, tile), group);
         add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
       }
       activate<C::kPieceN / 8>(d, p.gemm.activation);
@@ -224,7 +229,7 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bo
       else lay_out<Result, C::kPieceN>(d, to, warp, lane);
       if (folded) {
         const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
-        add_slots(p, slots, part, to, first_column_of(entry_of(p, tile), group) + column, warp);
+        add_slots(p, slots, part, to, first_column_of(p, entry_of(p, tile), group) + column, warp);
       }
     }
     if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
@@ -275,6 +280,9 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   }
 }
 
+// What is behind the tile's last column.
+DEVICE u32 end_of(const HopperParams& p, u32 entry) { return min(p.gemm.n, ((entry & 0xffff) + 1) * tile_columns(p)); }
+
 // Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
 template <bool kScatters>
 DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
@@ -288,7 +296,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
     const bool half = is_half(tile.rows);
     const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
     const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
-    const u32 first_column = first_column_of(entry, group);
+    const u32 first_column = first_column_of(p, entry, group);
     const bool to_slots = kScatters && !is_folded(p.gemm, tile);
     if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
     if (to_slots) dead = dead || !open_gate(p.gemm, tile, entry, lane);
@@ -304,13 +312,13 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
       const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
       const u32 row = first_row + issued / C::kPiecesN * 64;
       const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
-      if (kept && !(to_slots && dead) && row < tile.rows && column < p.gemm.n) {
+      if (kept && !(to_slots && dead) && row < tile.rows && column < end_of(p, entry)) {
         const u32 to_row = (kScatters ? tile.destination_row : tile.row) + row;
         if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
           const u32 rows = min(64u, tile.rows - row);
           const u64 pitch = kScatters ? p.gemm.fold.ld_out : p.gemm.ldc;
-          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, lane);
-          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, lane);
+          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end_of(p, entry) / 2, lane);
+          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end_of(p, entry), lane);
           __syncwarp();
         } else if (lane == 0) {
           if (to_slots) {  // rows behind the tile's end are the slot's own, or clipped
@@ -367,12 +375,12 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
   }
   __syncthreads();
   if (group == 0) {
-    give_registers<40>();
+    give_registers<C::kFewRegisters>();
     if (warp == 0) load(p, shared, lane);
     else if (warp <= C::kGroups && p.gemm.destination_count > 0) store<true>(p, shared, warp - 1, lane);
     else if (warp <= C::kGroups) store<false>(p, shared, warp - 1, lane);
   } else {
-    take_registers<232>();
+    take_registers<C::kManyRegisters>();
     consume(p, shared, group - 1, threadIdx.x % 128);
   }
 }

@@ -111,7 +111,7 @@ struct ScaledGemmParams : GemmParams {
 
 // What the Hopper GEMM takes: tensor maps of A, B, C and the slots, the tiles, and how tiles are split along K.
 struct HopperParams {
-  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, TILE_N rows of B
+  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, tile_columns rows of B
   TensorMap own_a;      // as a; of the rows that are elsewhere
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; ReduceScatter: if tiles are folded
   TensorMap slots;      // boxes of PIECE_N columns, 32 rows, of all sources' slots, one below the other: if tiles are folded
@@ -127,6 +127,7 @@ struct HopperParams {
                         //   neither order nor row tile need be looked up
   Scales scales;        // of elements that have any
   u32 slot_parts;       // half pieces whose slots fit into a stage, if tiles are folded
+  u32 tile_columns;     // of a tile, at most TILE_N: what is multiplied beyond them is not stored
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].

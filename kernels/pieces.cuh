@@ -37,12 +37,14 @@ DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {
   }
 }
 
-// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, odd addresses.
+// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, columns that end
+// in the piece, odd addresses. `end` is behind the last column.
 template <int kColumns>
-DEVICE void store_rows(const GemmParams& p, u64 pitch, u32 from, u32 row, u32 rows, u32 column, u32 lane) {
-  const u32 columns = min((u32)kColumns, columns_of_c(p, p.n) - column);
+DEVICE void store_rows(const GemmParams& p, u64 pitch, u32 from, u32 row, u32 rows, u32 column, u32 end,
+                       u32 lane) {
+  const u32 columns = min((u32)kColumns, end - column);
   const u32 kChunks = kColumns / 8, chunk = lane % kChunks;
-  const bool aligned = ((p.c | 2 * pitch) & 15) == 0 && 8 * chunk + 8 <= columns;
+  const bool aligned = ((p.c | 2 * pitch | 2 * column) & 15) == 0 && 8 * chunk + 8 <= columns;
 #pragma unroll 1
   for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
     u32 v[4];

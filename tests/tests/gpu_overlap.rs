@@ -84,7 +84,9 @@ impl Gpu {
         describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
     ) -> Prepared {
         let (n, k) = (params.n as usize, params.k as usize);
-        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned(DType::Bf16) };
+        let to_slots = policy == Policy::ReduceScatter;
+        let aligned = params.are_operands_aligned(DType::Bf16);
+        let problem = Problem { shards, n, k, aligned, to_slots };
         // Of a ReduceScatter, one for which the sum can be folded in.
         let ways = self.launcher.tilings(DType::Bf16, &problem).unwrap();
         let fits = |tiling: &Tiling| {
@@ -105,7 +107,7 @@ impl Gpu {
     /// What the library goes by when it chooses how to cut shards into chunks.
     fn overlap(&self, (m, n, k): (usize, usize, usize), row_bytes: usize) -> Overlap {
         let shards = Shards::new(m, WORLD_SIZE).unwrap();
-        let problem = Problem { shards, n, k, aligned: true };
+        let problem = Problem { shards, n, k, aligned: true, to_slots: false };
         let pace = self.launcher.pace(DType::Bf16, &problem).unwrap().expect("a pace for this GPU");
         Overlap { shards, row_bytes, chunk_rows: shards.max_rows(), columns: n, pace }
     }

@@ -148,7 +148,8 @@ fn check<E: Element>() {
     for (n, k) in [(6144, 12288), (12288, 6144), (7168, 4096), (4096, 3584)] {
         for m in [1, 16, 64, 256, 512, 1024, 4096] {
             let operands = gpu.operands::<E>((m, n, k));
-            let problem = Problem { shards: Shards::new(m, 1).unwrap(), n, k, aligned: true };
+            let problem =
+                Problem { shards: Shards::new(m, 1).unwrap(), n, k, aligned: true, to_slots: false };
             let ways = gpu.launcher.tilings(E::DTYPE, &problem).unwrap();
             let mut measured: Vec<(f64, Vec<u16>)> = Vec::new();
             for (tiling, cycles) in &ways {

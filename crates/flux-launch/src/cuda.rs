@@ -105,8 +105,9 @@ impl CudaLauncher {
     /// Whether one of Hopper's kernels can: the block that computes a tile must have the whole of it, and a stage room for
     /// the slots of part of it.
     pub(crate) fn can_fold(dtype: DType, tiling: &Tiling, sources: usize) -> Result<bool> {
+        let TileKernel::Hopper { columns } = tiling.kernel else { return Ok(false) };
         let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
-        let kernel = KernelId::Hopper(dtype, side(tiling.shape.rows), side(tiling.shape.columns)).info()?;
+        let kernel = KernelId::Hopper(dtype, side(tiling.shape.rows), columns).info()?;
         Ok(tiling.parts == 1 && hopper::slot_parts(kernel, side(sources)) > 0)
     }
 
@@ -199,9 +200,8 @@ impl CudaLauncher {
             return Ok(());
         }
         let Launch { policy, dtype, scales, tiling, .. } = *launch;
-        if let (TileKernel::Hopper, Some(scratch)) = (tiling.kernel, scratch) {
-            let side = |extent: usize| u32::try_from(extent).unwrap_or(u32::MAX);
-            let (rows, columns) = (side(tiling.shape.rows), side(tiling.shape.columns));
+        if let (TileKernel::Hopper { columns }, Some(scratch)) = (tiling.kernel, scratch) {
+            let rows = u32::try_from(tiling.shape.rows).unwrap_or(u32::MAX);
             let id = KernelId::Hopper(dtype, rows, columns);
             let kernel = self.load(id)?;
             let params = hopper::params(kernel.info, launch, params, scratch)?;

@@ -42,8 +42,9 @@ pub(crate) struct HopperParams {
     is_row: u16,
     scales: Scales,
     slot_parts: u32,
+    tile_columns: u32,
     /// The size is a multiple of the alignment.
-    padding: [u32; 7],
+    padding: [u32; 6],
 }
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
@@ -103,7 +104,8 @@ pub(crate) fn params(
     // Rows that A does not have need not be loaded as zeros.
     let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
     let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
-    let b = map(dtype, gemm.b, n, k, gemm.ldb, kernel.tile_n, stage_columns)?;
+    let tile_columns = count(tiling.shape.columns);
+    let b = map(dtype, gemm.b, n, k, gemm.ldb, tile_columns, stage_columns)?;
     let own_a = match gemm.own_rows {
         0 => a,
         rows => map(dtype, gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, stage_columns)?,
@@ -111,7 +113,8 @@ pub(crate) fn params(
     let fold = &gemm.fold;
     let (scatters, folds) = (destinations.is_some(), fold.sources > 0);
     let (c_rows, ld_c) = if scatters { (u64::from(fold.rows), fold.ld_out) } else { (m, gemm.ldc) };
-    let by_rows = !(ld_c.is_multiple_of(8) && gemm.c.is_aligned_to(16));
+    let whole_pieces = tile_columns.is_multiple_of(kernel.piece_n);
+    let by_rows = !(ld_c.is_multiple_of(8) && gemm.c.is_aligned_to(16) && whole_pieces);
     let sums = activation.sums_per_column();
     let c_columns = n / sums as u64;
     // Unused maps are to be valid ones all the same, and there are none of nothing.
@@ -144,7 +147,8 @@ pub(crate) fn params(
         is_row: u16::from(schedule.is_row() && policy != Policy::AllGather),
         scales,
         slot_parts: slot_parts(kernel, fold.sources),
-        padding: [0; 7],
+        tile_columns,
+        padding: [0; 6],
     })
 }
 

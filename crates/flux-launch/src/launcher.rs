@@ -137,7 +137,7 @@ impl Launcher {
         match (&self.0, tiling.kernel) {
             _ if sources < 2 => Ok(false),
             (Kind::Host(_), _) => Ok(true),
-            (Kind::Cuda { .. }, TileKernel::Hopper) => CudaLauncher::can_fold(dtype, tiling, sources),
+            (Kind::Cuda { .. }, TileKernel::Hopper { .. }) => CudaLauncher::can_fold(dtype, tiling, sources),
             (Kind::Cuda { .. }, _) => Ok(false),
         }
     }

@@ -17,6 +17,8 @@ pub struct Problem {
     pub k: usize,
     /// Whether rows of A and B begin at multiples of 16 bytes.
     pub aligned: bool,
+    /// Whether tiles go into the slots of a ReduceScatter.
+    pub to_slots: bool,
 }
 
 /// How a GEMM is cut: made by [`crate::Launcher::tiling`], for a schedule of its shape and a launch.
@@ -42,8 +44,10 @@ pub struct Tiling {
 pub(crate) enum TileKernel {
     Host,
     Portable,
-    /// Hopper's, of the shape's size.
-    Hopper,
+    /// Hopper's, of the shape's rows, and of so many columns: the shape may have fewer.
+    Hopper {
+        columns: u32,
+    },
 }
 
 /// How fast a GEMM is expected to go.
@@ -79,7 +83,7 @@ impl Tiling {
     /// The height of tiles that take half the time of whole ones; the whole height if there are none.
     pub const fn half_rows(&self) -> usize {
         match self.kernel {
-            TileKernel::Hopper if self.shape.rows > WARPGROUP_ROWS => self.shape.rows / 2,
+            TileKernel::Hopper { .. } if self.shape.rows > WARPGROUP_ROWS => self.shape.rows / 2,
             _ => self.shape.rows,
         }
     }
@@ -95,6 +99,8 @@ impl Tiling {
 pub(crate) struct Candidate {
     rows: u64,
     columns: u64,
+    /// Columns that the kernel multiplies, whether the tile has as many or fewer.
+    kernel_columns: u64,
     /// Columns of the pieces of 64 rows in which a tile leaves.
     piece_columns: u64,
     /// Bytes of an element of A or B.
@@ -107,9 +113,26 @@ impl Candidate {
         Self {
             rows: u64::from(kernel.tile_m),
             columns: u64::from(kernel.tile_n),
+            kernel_columns: u64::from(kernel.tile_n),
             piece_columns: u64::from(kernel.piece_n.max(1)),
             element_bytes: dtype.bytes() as u64,
         }
+    }
+
+    /// The same kernel for tiles of fewer columns, if the waves that they make for so many blocks are then more even: a
+    /// block loads less, and more of them take part. The kernel multiplies as much as before.
+    fn narrowed(self, problem: &Problem, blocks: u64) -> Option<Self> {
+        let shards = &problem.shards;
+        let row_tiles: u64 =
+            (0..shards.world_size()).map(|shard| (shards.rows(shard) as u64).div_ceil(self.rows)).sum();
+        let n = problem.n as u64;
+        let waves = (row_tiles * n.div_ceil(self.columns)).div_ceil(blocks);
+        let column_tiles = (waves * blocks).checked_div(row_tiles)?.max(1);
+        let step = if problem.to_slots { self.piece_columns } else { 8 };
+        let columns = n.div_ceil(column_tiles).next_multiple_of(step).max(LEAST_COLUMNS);
+        // With half of the columns another kernel multiplies half as much.
+        let fits = columns < self.columns && 2 * columns > self.columns && self.columns <= MOST_NARROWED;
+        fits.then_some(Self { columns, ..self })
     }
 
     /// Whether a tile of at most half the rows takes half the time.
@@ -121,7 +144,7 @@ impl Candidate {
     #[allow(clippy::cast_precision_loss)] // an estimate
     fn stage_cycles(self, rows: u64, m: u64) -> f64 {
         let columns = self.columns;
-        let multiply = rows * columns * STAGE_BYTES / MULTIPLY_BYTES;
+        let multiply = rows * self.kernel_columns * STAGE_BYTES / MULTIPLY_BYTES;
         let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
         let load = (rows + columns) * STAGE_BYTES / L2_BYTES;
         // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
@@ -131,10 +154,14 @@ impl Candidate {
 
     /// Cycles from the last multiplication of a tile of `rows` rows to the first of the next.
     const fn hand_over_cycles(self, rows: u64) -> u64 {
-        TILE_CYCLES + PIECE_CYCLES * rows.div_ceil(64) * self.columns.div_ceil(self.piece_columns) / 2
+        TILE_CYCLES + PIECE_CYCLES * rows.div_ceil(64) * self.kernel_columns.div_ceil(self.piece_columns) / 2
     }
 }
 
+/// Kernels of more columns do not take fewer: their registers are all in use.
+const MOST_NARROWED: u64 = 128;
+/// No tile has fewer columns.
+const LEAST_COLUMNS: u64 = 32;
 /// Rows that both warpgroups together multiply at least.
 const WARPGROUP_ROWS: usize = 128;
 /// Bytes of a row of A or B in a stage.
@@ -183,11 +210,15 @@ pub(crate) fn ways(
             halved: size(estimate.halved),
             split_tiles: size(estimate.split_tiles),
             parts: size(estimate.parts),
-            kernel: TileKernel::Hopper,
+            kernel: TileKernel::Hopper {
+                columns: u32::try_from(candidate.kernel_columns).unwrap_or(u32::MAX),
+            },
         };
         Some((tiling, estimate.cycles))
     };
-    let mut ways: Vec<_> = candidates.filter_map(way).collect();
+    let narrowed =
+        |candidate: Candidate| std::iter::once(candidate).chain(candidate.narrowed(problem, blocks.max(1)));
+    let mut ways: Vec<_> = candidates.flat_map(narrowed).filter_map(way).collect();
     ways.sort_by(|a, b| a.1.total_cmp(&b.1));
     ways
 }
@@ -283,7 +314,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn problem(m: usize, world_size: usize, n: usize, k: usize) -> Problem {
-        Problem { shards: Shards::new(m, world_size).unwrap(), n, k, aligned: true }
+        Problem { shards: Shards::new(m, world_size).unwrap(), n, k, aligned: true, to_slots: false }
     }
 
     fn chosen(dtype: DType, problem: &Problem, blocks: u64) -> Option<Tiling> {
@@ -327,6 +358,18 @@ mod tests {
         assert_eq!(tiling.shape.rows, 64);
         let tiles = 4096 / tiling.shape.columns;
         assert!(tiles + tiling.split_tiles * (tiling.parts - 1) > 66, "{tiling:?}");
+    }
+
+    /// Where memory bounds, all SMs are to load.
+    #[test]
+    fn tiles_are_narrowed_until_all_sms_take_part() {
+        for (n, k, columns) in [(6144, 12288, 48), (12288, 6144, 96), (7168, 8192, 56), (8192, 3584, 64)] {
+            let tiling = chosen(DType::Bf16, &problem(16, 1, n, k), 132).unwrap();
+            assert_eq!((tiling.shape.rows, tiling.shape.columns), (64, columns), "{n} {k}");
+            let to_slots =
+                chosen(DType::Bf16, &Problem { to_slots: true, ..problem(16, 1, n, k) }, 132).unwrap();
+            assert!(to_slots.shape.columns.is_multiple_of(16), "{to_slots:?}"); // whole pieces
+        }
     }
 
     #[test]

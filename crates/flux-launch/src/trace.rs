@@ -209,7 +209,7 @@ impl Launched {
         let tile = row_tiles.get(row as usize).copied().unwrap_or_default();
         let first_column = self.tile_columns.saturating_mul(column as usize).min(self.n);
         // Two warpgroups share a unit: it begins with the first of them, and ends with the last.
-        let groups = if self.kernel == TileKernel::Hopper { 2 } else { 1 };
+        let groups = if matches!(self.kernel, TileKernel::Hopper { .. }) { 2 } else { 1 };
         let first = |times: [u64; 2]| clock.of_kernel(times[..groups].iter().copied().min().unwrap_or(0));
         let last = |times: [u64; 2]| clock.of_kernel(times[..groups].iter().copied().max().unwrap_or(0));
         let signal = (self.scatters && record.signal != 0).then_some(record.signal);

@@ -49,7 +49,7 @@ impl Host {
         let dtype = E::DTYPE;
         let (n, k, shards) =
             (params.n as usize, params.k as usize, Shards::new(params.m as usize, 1).unwrap());
-        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned(dtype) };
+        let problem = Problem { shards, n, k, aligned: params.are_operands_aligned(dtype), to_slots: false };
         let tiling = &self.launcher.tiling(dtype, &problem).unwrap();
         assert_eq!(tiling.shape, self.launcher.tile(dtype).unwrap());
         let activation = Activation::None;

@@ -66,7 +66,7 @@ impl AgGemm {
         let (max_rows, direction) = (spec.max_m, spec.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
-        let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true };
+        let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true, to_slots: false };
         let taper = taper::choose(group, &spec, &problem, (row_bytes, chunk_rows), Overlap::gather_taper)?;
         let side_bytes = if spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
         let gather = AllGatherSpec {

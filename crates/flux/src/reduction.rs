@@ -96,7 +96,8 @@ impl Reduction {
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
         let taper = if relayed {
             let shards = Shards::new(max_rows, world_size)?;
-            let problem = Problem { shards, n: spec.n, k: weight_shards.rows(0), aligned: true };
+            let problem =
+                Problem { shards, n: spec.n, k: weight_shards.rows(0), aligned: true, to_slots: true };
             taper::choose(group, spec, &problem, (row_bytes, chunk_rows), Overlap::scatter_taper)?
         } else {
             Taper::NONE

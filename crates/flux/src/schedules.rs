@@ -32,7 +32,8 @@ pub(crate) struct Gemm<'a> {
 impl Gemm<'_> {
     fn tiling(&self, aligned: bool) -> Result<Tiling> {
         let (n, k) = (self.params.n as usize, self.params.k as usize);
-        let problem = Problem { shards: self.shards, n, k, aligned };
+        let to_slots = self.policy == Policy::ReduceScatter;
+        let problem = Problem { shards: self.shards, n, k, aligned, to_slots };
         if self.must_fold {
             let sources = self.params.fold.sources as usize;
             for (tiling, _) in self.launcher.tilings(self.dtype, &problem)? {
