@@ -80,7 +80,7 @@ impl CudaLauncher {
         if self.has_hopper {
             for kernel in hopper_kernels(dtype)? {
                 smallest.rows = smallest.rows.min(kernel.tile_m as usize);
-                smallest.columns = smallest.columns.min(kernel.tile_n as usize);
+                smallest.columns = smallest.columns.min(tiling::least_columns(u64::from(kernel.tile_n)));
             }
         }
         Ok(smallest)

@@ -162,6 +162,13 @@ impl Candidate {
 const MOST_NARROWED: u64 = 128;
 /// No tile has fewer columns.
 const LEAST_COLUMNS: u64 = 32;
+
+/// The fewest columns of a tile of a kernel that multiplies so many: with half of them it is another kernel's.
+pub(crate) fn least_columns(kernel_columns: u64) -> usize {
+    let least = if kernel_columns <= MOST_NARROWED { kernel_columns / 2 } else { kernel_columns };
+    usize::try_from(least.max(LEAST_COLUMNS)).unwrap_or(usize::MAX)
+}
+
 /// Rows that both warpgroups together multiply at least.
 const WARPGROUP_ROWS: usize = 128;
 /// Bytes of a row of A or B in a stage.
@@ -389,6 +396,8 @@ mod tests {
             let dtype = if wide { DType::F16 } else { DType::E4m3 };
             let tiling = chosen(dtype, &problem, blocks).unwrap();
             let TileShape { rows, columns } = tiling.shape;
+            let TileKernel::Hopper { columns: of_kernel } = tiling.kernel else { panic!("{tiling:?}") };
+            prop_assert!(columns >= least_columns(u64::from(of_kernel)) && columns <= of_kernel as usize);
             let row_tiles: usize = (0..world_size).map(|shard| problem.shards.rows(shard).div_ceil(rows)).sum();
             let tiles = row_tiles * n.div_ceil(columns);
             prop_assert!(tiling.halved <= tiles && (tiling.halved == 0 || rows == 256));
