@@ -24,8 +24,6 @@ struct Mover {
     }
     __syncwarp();
   }
-  // What was written before a signal that this thread has acquired may be overwritten.
-  DEVICE_METHOD void acquired() { fence_global_to_copies(); }
 
   // This block's part of `bytes` bytes: steps of TILE_N bytes in turn, the last of which may be shorter. It is written when
   // this returns.

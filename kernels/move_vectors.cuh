@@ -12,8 +12,6 @@ struct Mover {
   static_assert(kLoads * kVector * kThreads == TILE_N, "a block moves whole vectors");
 
   DEVICE_METHOD void begin() {}
-  // What was written before a signal that this thread has acquired may be overwritten.
-  DEVICE_METHOD void acquired() {}
 
   // This block's part of `bytes` bytes: steps of TILE_N bytes in turn, and what is left over for one of the blocks.
   DEVICE_METHOD void move_part(u64 to, u64 from, u64 bytes) {

@@ -152,9 +152,6 @@ struct PushPeer {
   u64 gathered;         // the peer's gathered rows
   u64 signals;          // u32*: the peer's signals of this rank's chunks; 0 if they are not to be raised
   u64 arrived;          // u32*: the peer's signal of this rank's whole shard; 0 likewise
-  u64 ack;              // u32*: this rank's own word, in which the peer acknowledges what it was sent
-  u32 peer;             // its number, for the fault record
-  u32 ack_signal;       // the acknowledgement's
 };
 
 // A rank's shard on its way to all its peers.
@@ -168,10 +165,7 @@ struct PushParams {
   u32 peer_count;
   u32 chunks;
   u32 epoch;            // what signals are raised to
-  u32 ack_epoch;        // what acknowledgements must have reached
-  u32 awaits_acks;      // nobody has waited for the acknowledgements: the kernel does
   u32 by_shard;         // not each chunk's signal is raised, but the whole shard's
-  WaitBound wait;
 };
 
 // Where the time goes.

@@ -1,20 +1,17 @@
 // The AllGather's own kernel: one launch moves a rank's whole shard to all its peers, peer by peer and chunk by chunk, and
 // raises each chunk's signal when all of its bytes are written. All blocks share every chunk, so the first one is there early.
 //
-// It takes the place of as many copies as there are peers and chunks where those would run on SMs anyway, or cost the host
-// more time than the bytes are worth. Blocks wait for nothing, and so need not run at once, unless the kernel is to wait for
-// the peers' acknowledgements, which is for a rank that has its GPU to itself.
+// It takes the place of as many copies as there are peers and chunks where those would run on SMs anyway. Blocks wait for
+// nothing, and so need not run at once: the peers have acknowledged before the launch.
 //
 // Compiled for Hopper, and for all other GPUs (variants.toml). Defined: ENTRY, TILE_N; for Hopper BUFFERS.
 
-#include "signals.cuh"
+#include "ptx.cuh"
 #ifdef BUFFERS
 #include "move_bulk.cuh"
 #else
 #include "move_vectors.cuh"
 #endif
-
-static const u32 kNoTile = ~0u;  // no tile waits
 
 // Counts this block's part as written; whoever counts the last part of a chunk raises its signal. Blocks take the chunks in
 // order, so when the last chunk is counted, all before it are written. One thread, behind a barrier of its block.
@@ -34,12 +31,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) ENTRY(const
   mover.begin();
   for (u32 index = 0; index < p.peer_count; ++index) {
     const PushPeer& peer = ((const PushPeer*)p.peers)[index];
-    if (p.awaits_acks != 0) {
-      const bool failed = threadIdx.x == 0 &&
-                          !wait_for(p.wait, peer.ack, p.ack_epoch, peer.peer, kNoTile, peer.ack_signal);
-      if (__syncthreads_or(failed)) return;
-      if (threadIdx.x == 0) mover.acquired();
-    }
     for (u32 chunk = 0; chunk < p.chunks; ++chunk) {
       const u64 begin = chunk * p.chunk_bytes, bytes = min(p.chunk_bytes, p.bytes - begin);
       mover.move_part(peer.gathered + p.offset + begin, p.shard + begin, bytes);

@@ -4,7 +4,7 @@ use crate::data::{Fill, matrix, product};
 use crate::run;
 use flux::{
     Address, AgGemm, Buffer, DType, Device, End, GemmAr, Group, OpSpec, PathPreference, Placement, Push,
-    Taper,
+    Taper, Whole,
 };
 use flux_launch::{Launcher, PushParams, PushPeer};
 use flux_memory::{FaultLog, WaitSite};
@@ -55,6 +55,24 @@ pub fn check(world_size: usize, group: &dyn Fn(usize) -> Group) {
     }
 }
 
+/// A GEMM that fills the GPU of each rank, several calls one behind the other: the same bits whether copies or a kernel are to
+/// push. A push that needs an SM would not find one, and the calls would fail when the wait budget has run out.
+pub fn check_beside_full_gpus(group: &Group) {
+    let (m, k, n) = (8192, 256, 1024 * group.world_size());
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 5), matrix::<bf16>(n * k, Fill::Integers, 6));
+    let [copied, pushed] = [Push::Copies, Push::Kernel].map(|push| {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.path, spec.push) = (PathPreference::Fused, push);
+        let op = AgGemm::new(group, spec).unwrap();
+        let whole = Whole::place(group, &op, &a, &b, m).unwrap();
+        for _ in 0..20 {
+            whole.enqueue().unwrap();
+        }
+        whole.result().unwrap()
+    });
+    assert!(copied == pushed, "{} ranks", group.world_size());
+}
+
 /// One rank of `sharing` on `device` pushes to three peers by kernel, for chunks of one vector and of many, shards that end
 /// inside a chunk, one chunk and several. A second stream reads each chunk as soon as its signal is up: what it sees is
 /// complete. Twice: the counters are back at 0.
@@ -62,22 +80,16 @@ pub fn check_kernel(device: &Device, sharing: usize) {
     for (bytes, chunk_bytes) in
         [(16, 16), (64, 16), (4096 + 16, 1024), (100_000, 16_384), (3 << 20, 1 << 20), (1_000_000, 700_000)]
     {
-        for (awaits_acks, by_shard) in [(0, 0), (0, 1), (1, 0)] {
-            check_push(device, sharing, (bytes, chunk_bytes), (awaits_acks, by_shard));
+        for by_shard in [0, 1] {
+            check_push(device, sharing, (bytes, chunk_bytes), by_shard);
         }
     }
 }
 
-fn check_push(
-    device: &Device,
-    sharing: usize,
-    (bytes, chunk_bytes): (usize, usize),
-    (awaits_acks, by_shard): (u32, u32),
-) {
+fn check_push(device: &Device, sharing: usize, (bytes, chunk_bytes): (usize, usize), by_shard: u32) {
     const PEERS: usize = 3;
     const WORD: usize = size_of::<u32>();
-    let what =
-        format!("{bytes} bytes in chunks of {chunk_bytes}, {awaits_acks}, {by_shard}, {sharing} ranks");
+    let what = format!("{bytes} bytes in chunks of {chunk_bytes}, {by_shard}, {sharing} ranks");
     let launcher = Launcher::sharing(&vec![device.clone(); sharing], None).unwrap().remove(0);
     launcher.prepare_push().unwrap();
     let (stream, reader) = (device.transfer_stream().unwrap(), device.stream().unwrap());
@@ -87,19 +99,12 @@ fn check_push(
     let size = offset + bytes + 16; // with a guard on either side
     let (shard, gathered, read) =
         (allocate(bytes), allocate(PEERS * size.next_multiple_of(16)), allocate(PEERS * bytes));
-    // Of each peer: the chunks' signals, the shard's, the acknowledgement.
-    let (words, counters) = (allocate(PEERS * (chunks + 2) * WORD), allocate(PEERS * chunks * WORD));
+    // Of each peer: the chunks' signals, and the shard's.
+    let (words, counters) = (allocate(PEERS * (chunks + 1) * WORD), allocate(PEERS * chunks * WORD));
     let at = |peer: usize| gathered.address().add(peer * size.next_multiple_of(16));
-    let word = |peer: usize, index: usize| words.address().add((peer * (chunks + 2) + index) * WORD);
+    let word = |peer: usize, index: usize| words.address().add((peer * (chunks + 1) + index) * WORD);
     let entries: Vec<_> = (0..PEERS)
-        .map(|peer| PushPeer {
-            gathered: at(peer),
-            signals: word(peer, 0),
-            arrived: word(peer, chunks),
-            ack: word(peer, chunks + 1),
-            peer: u32::try_from(peer).unwrap(),
-            ack_signal: 0,
-        })
+        .map(|peer| PushPeer { gathered: at(peer), signals: word(peer, 0), arrived: word(peer, chunks) })
         .collect();
     let table = allocate(size_of_val(&*entries));
     table.upload(&stream, 0, bytemuck::cast_slice(&entries)).unwrap();
@@ -137,18 +142,11 @@ fn check_push(
             peer_count: u32::try_from(PEERS).unwrap(),
             chunks: u32::try_from(chunks).unwrap(),
             epoch,
-            ack_epoch: epoch - 1,
-            awaits_acks,
             by_shard,
-            wait: log.bound(0),
         };
         assert!(params.is_aligned());
-        let acks: Vec<_> = (0..PEERS).map(|peer| (word(peer, chunks + 1), epoch - 1)).collect();
         // SAFETY: as above; the parameters say what there is.
-        unsafe {
-            stream.write_values(&acks).unwrap();
-            launcher.push(&stream, &params).unwrap();
-        }
+        unsafe { launcher.push(&stream, &params).unwrap() };
         stream.synchronize().unwrap();
         let mut seen = vec![0; PEERS * bytes];
         read.download(&reader, 0, &mut seen).unwrap();
@@ -163,11 +161,11 @@ fn check_push(
                 "{what}"
             );
         }
-        let (mut counted, mut raised) = (vec![0_u32; PEERS * chunks], vec![0_u32; PEERS * (chunks + 2)]);
+        let (mut counted, mut raised) = (vec![0_u32; PEERS * chunks], vec![0_u32; PEERS * (chunks + 1)]);
         counters.download(&stream, 0, bytemuck::cast_slice_mut(&mut counted)).unwrap();
         words.download(&stream, 0, bytemuck::cast_slice_mut(&mut raised)).unwrap();
         assert!(counted.iter().all(|&count| count == 0), "{what}");
-        for raised in raised.chunks(chunks + 2) {
+        for raised in raised.chunks(chunks + 1) {
             let (of_chunks, of_shard) = if by_shard == 0 { (epoch, 0) } else { (0, epoch) };
             assert!(
                 raised[..chunks].iter().all(|&word| word == of_chunks) && raised[chunks] == of_shard,

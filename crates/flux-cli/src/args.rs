@@ -233,7 +233,7 @@ pub(crate) enum PushArgument {
     Auto,
     /// A copy for each chunk and peer.
     Copies,
-    /// One kernel for each rank, which takes SMs while it runs.
+    /// As auto on GPUs; on the host one kernel for each rank, interpreted by threads.
     Kernel,
 }
 

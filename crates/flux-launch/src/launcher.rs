@@ -253,13 +253,13 @@ impl Launcher {
     /// Enqueues the push of a shard to all its peers. It takes SMs while it runs: those that this device's launchers leave
     /// free where several share it, and as many as a link needs where not.
     ///
-    /// Where launchers share the device, somebody has waited for the peers' acknowledgements before
-    /// ([`PushParams::awaits_acks`] is 0): the kernel's blocks would wait for GEMMs on SMs that those may need.
+    /// It waits for nothing. And a GEMM beside it must not wait for what is pushed, unless it leaves SMs free, as those of
+    /// launchers that share the device do: one that fills the GPU can keep the push from starting.
     ///
     /// # Safety
     /// Until the launch has ended, everything that `params` names is live, of the extents that it says, and reachable by the
     /// device; `params` are [`PushParams::is_aligned`] and say as many chunks as there are; the shard is not written to,
-    /// nor, once the peers have acknowledged, its place at them. Launches with the same counters come one after the other.
+    /// and nobody else uses its place at the peers. Launches with the same counters come one after the other.
     pub unsafe fn push(&self, stream: &Stream, params: &PushParams) -> Result<()> {
         let _span = tracing::trace_span!("launch push", bytes = params.bytes).entered();
         match (&self.0, stream) {

@@ -269,12 +269,6 @@ pub struct PushPeer {
     pub signals: Address,
     /// The peer's signal of this rank's whole shard; null likewise.
     pub arrived: Address,
-    /// This rank's own word, in which the peer acknowledges what it was sent.
-    pub ack: Address,
-    /// The peer's number, for the fault record.
-    pub peer: u32,
-    /// The acknowledgement's number.
-    pub ack_signal: u32,
 }
 
 /// A rank's shard on its way to all its peers. All addresses and sizes are multiples of 16 bytes:
@@ -300,15 +294,8 @@ pub struct PushParams {
     pub chunks: u32,
     /// What signals are raised to.
     pub epoch: u32,
-    /// What acknowledgements must have reached.
-    pub ack_epoch: u32,
-    /// 1 if nobody has waited for the acknowledgements, so that the kernel does. Only for a rank that has its GPU to itself:
-    /// see [`crate::Launcher::push`].
-    pub awaits_acks: u32,
     /// 1 if not each chunk's signal is raised, but the whole shard's.
     pub by_shard: u32,
-    /// The bound of every wait.
-    pub wait: WaitBound,
 }
 
 impl PushParams {

@@ -2,7 +2,7 @@
 //! with the peers and chunks.
 
 use crate::{AllGather, Awaited, Chunk, Direction, Members, Result, Rows};
-use flux_memory::{Address, Device, WaitBound};
+use flux_memory::{Address, Device};
 use flux_swizzle::{Taper, push_order};
 
 /// Where a rank's shard goes at one peer.
@@ -16,8 +16,6 @@ pub struct PushRoute {
     pub signals: Address,
     /// Its signal of the rank's whole shard; [`Address::NULL`] likewise.
     pub arrived: Address,
-    /// The rank's own word in which the peer acknowledges, and the word's number.
-    pub ack: (Address, usize),
 }
 
 /// What stays the same of a rank's pushes.
@@ -31,8 +29,6 @@ pub struct PushPlan<'a> {
     pub routes: Vec<PushRoute>,
     /// The most chunks of a shard.
     pub chunks: usize,
-    /// The bound of every wait.
-    pub wait: WaitBound,
 }
 
 /// A rank's shard in one call. It has at least one chunk.
@@ -50,7 +46,7 @@ pub struct ShardPush {
     pub chunk_bytes: usize,
     /// How many chunks it is.
     pub chunks: usize,
-    /// What signals are raised to. The peers must have acknowledged the call before.
+    /// What signals are raised to. The peers have acknowledged the call before.
     pub epoch: u32,
     /// Which signals are raised.
     pub awaited: Awaited,
@@ -63,8 +59,6 @@ pub enum PushWay {
     ByChunks,
     /// All at once, when the stream has seen all acknowledgements: [`crate::DataTransfer::push_shard`].
     Acknowledged,
-    /// All at once, and that waits for each peer's acknowledgement before it writes there.
-    Whole,
 }
 
 impl AllGather {
@@ -92,7 +86,6 @@ impl AllGather {
                     gathered: self.gathered(peer),
                     signals: word(self.largest.signal(rank, 0)),
                     arrived: word(self.arrived.first + rank),
-                    ack: (self.acks.word(&self.signals, rank, peer), self.acks.first + peer),
                 }
             };
             let plan = PushPlan {
@@ -100,7 +93,6 @@ impl AllGather {
                 device: &members.devices[rank],
                 routes: push_order(rank, world_size).map(route).collect(),
                 chunks: self.largest.signal(1, 0),
-                wait: members.faults[rank].bound(self.spec.op),
             };
             self.transfer.plan_push(&plan)?;
         }
@@ -140,12 +132,11 @@ impl AllGather {
         }
         // SAFETY: the caller's promise; the peers have acknowledged the previous call before their rows are overwritten.
         unsafe {
-            let way = self.transfer.push_way(&push);
-            if way == PushWay::ByChunks {
-                return Ok(false);
-            }
-            if way == PushWay::Acknowledged || shard.side.is_some() {
-                link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+            match self.transfer.push_way(&push) {
+                PushWay::ByChunks => return Ok(false),
+                PushWay::Acknowledged => {
+                    link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+                }
             }
             // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
             for peer in push_order(rank, self.ranks.len()) {

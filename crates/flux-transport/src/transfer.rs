@@ -68,7 +68,7 @@ pub trait DataTransfer: std::fmt::Debug + Send + Sync {
     /// its data. Called only if [`DataTransfer::push_way`] says so.
     ///
     /// # Safety
-    /// As for [`DataTransfer::move_chunk`]; the peers have acknowledged the previous call, unless this waits for that itself.
+    /// As for [`DataTransfer::move_chunk`]; the peers have acknowledged the previous call.
     unsafe fn push_shard(&self, _stream: &Stream, push: &ShardPush) -> Result<()> {
         Err(Error::NotWhole { rank: push.rank })
     }

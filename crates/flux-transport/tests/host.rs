@@ -160,7 +160,7 @@ impl DataTransfer for Whole {
     }
 
     fn push_way(&self, _: &ShardPush) -> PushWay {
-        PushWay::Whole
+        PushWay::Acknowledged
     }
 
     unsafe fn push_shard(&self, _: &Stream, _: &ShardPush) -> flux_transport::Result<()> {

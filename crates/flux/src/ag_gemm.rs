@@ -12,7 +12,7 @@ use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Group, Matrix, OpSpec, Push, Result};
+use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
@@ -215,10 +215,6 @@ impl Phased for AgGemm {
         stream: &Stream,
     ) -> Result<()> {
         let shard = Rows { rows: call.a, side: call.scales.of_rows() };
-        // Its own rows are multiplied while the host enqueues the transfers. Where ranks share a GPU, GEMMs leave SMs free;
-        // alone it would take those that a push by kernel needs.
-        let gemm_first =
-            path == Path::Fused && (self.spec.push != Push::Kernel || !self.group.is_alone(rank));
         // SAFETY: the caller's promise.
         unsafe {
             match (phase, path) {
@@ -229,7 +225,9 @@ impl Phased for AgGemm {
                     let by_shards = matches!(path, Path::Fused | Path::Chunked);
                     let keep_own = self.spec.keep_gathered || !by_shards;
                     self.gather.stage(rank, epoch, call.m, shard, keep_own, stream)?;
-                    if gemm_first {
+                    // Its own rows are multiplied while the host enqueues the transfers. These need no SM, or, where ranks
+                    // share a GPU, those that GEMMs leave free.
+                    if path == Path::Fused {
                         self.launch(rank, epoch, call, path, schedules, stream)?;
                     }
                     Ok(())
@@ -244,8 +242,7 @@ impl Phased for AgGemm {
                         self.gather.wait_for_all(rank, epoch, stream)?;
                     }
                     match path {
-                        Path::CommunicationOnly => {}
-                        _ if gemm_first => {}
+                        Path::CommunicationOnly | Path::Fused => {}
                         Path::Chunked => self.launch_by_shard(rank, epoch, call, schedules, stream)?,
                         _ => self.launch(rank, epoch, call, path, schedules, stream)?,
                     }

@@ -20,10 +20,6 @@ const ONE_SHOT_BYTES: usize = 1 << 20;
 /// Slots for one-shot calls take W times their rows: no more of them than this, however short they are.
 const ONE_SHOT_ROWS: usize = 256;
 
-/// Between GPUs that can address each other's memory, shards of at most so many bytes are pushed by kernel rather than by
-/// copies, if the caller leaves it to [`crate::Push::Auto`]. None, while it is not measured from which size on copies win.
-pub(crate) const PUSHED_BY_KERNEL_BYTES: usize = 0;
-
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PathPreference {

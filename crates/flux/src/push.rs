@@ -1,8 +1,8 @@
 //! How the shards of an AllGather are pushed: a copy for each chunk and peer, or one kernel for each rank.
 
-use crate::{Group, Placement, Result, plan};
+use crate::{Group, Placement, Result};
 use flux_launch::{PushParams, PushPeer};
-use flux_memory::{Buffer, Stream, WaitBound};
+use flux_memory::{Buffer, Stream};
 use flux_transport::{Awaited, Chunk, DataTransfer, PeerCopy, PushPlan, PushRoute, PushWay, ShardPush};
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ pub enum Push {
     Auto,
     /// By copies, one for each chunk and peer. Between GPUs they take no SM.
     Copies,
-    /// By one kernel for each rank, launched before the GEMM: it takes some SMs while the shard is on its way, and the host
-    /// one launch.
+    /// By one kernel for each rank, which costs the host one launch: only where ranks share a GPU, whose GEMMs leave SMs free
+    /// for it (and on the host, where threads interpret it). A rank that has its GPU to itself uses copies all the same: on
+    /// two H200s a push by kernel found no SM beside a GEMM that fills them, and each rank's GEMM waited for the other's push.
     Kernel,
 }
 
@@ -40,15 +41,14 @@ struct Surroundings {
     peer_memory: Placement,
 }
 
-/// Shards of at most so many bytes are pushed by kernel.
-fn kernel_bytes(asked: Push, at: Surroundings) -> usize {
+/// Whether shards are pushed by kernel.
+fn by_kernel(asked: Push, at: Surroundings) -> bool {
     match asked {
-        Push::Copies => 0,
-        _ if at.peer_memory == Placement::PinnedHost => 0,
-        Push::Kernel => usize::MAX,
-        Push::Auto if !at.on_gpu => 0,
-        Push::Auto if at.shares_gpu => usize::MAX,
-        Push::Auto => plan::PUSHED_BY_KERNEL_BYTES,
+        Push::Copies => false,
+        _ if at.peer_memory == Placement::PinnedHost => false,
+        _ if at.on_gpu => at.shares_gpu,
+        Push::Kernel => true,
+        Push::Auto => false,
     }
 }
 
@@ -64,14 +64,9 @@ pub(crate) struct KernelPush {
 /// What one rank's launches take.
 #[derive(Debug)]
 struct Pusher {
-    kernel_bytes: usize,
-    /// Whether the kernel waits for the acknowledgements itself. Not where ranks share a GPU: its waiting blocks could take
-    /// the SMs that the GEMM of a peer needs to run at all, which is what is waited for.
-    awaits_acks: bool,
     peers: Buffer,
     peer_count: u32,
     counters: Buffer,
-    wait: WaitBound,
 }
 
 impl KernelPush {
@@ -84,8 +79,7 @@ impl KernelPush {
         let shares_gpu = !self.group.is_alone(plan.rank);
         let on_gpu = plan.device.as_cuda().is_some();
         let at = Surroundings { on_gpu, shares_gpu, peer_memory: self.group.config().peer_memory };
-        let kernel_bytes = kernel_bytes(self.asked, at);
-        if kernel_bytes == 0 {
+        if !by_kernel(self.asked, at) {
             return Ok(None);
         }
         self.group.launcher(plan.rank).prepare_push()?;
@@ -96,12 +90,9 @@ impl KernelPush {
             buffer.upload(&stream, 0, bytes).map(|()| buffer)
         };
         Ok(Some(Pusher {
-            kernel_bytes,
-            awaits_acks: !(on_gpu && shares_gpu),
             peer_count: number(peers.len()),
             counters: upload(&vec![0; peers.len() * plan.chunks.max(1) * size_of::<u32>()])?,
             peers: upload(bytemuck::cast_slice(&peers))?,
-            wait: plan.wait,
         }))
     }
 }
@@ -111,8 +102,7 @@ fn number(value: usize) -> u32 {
 }
 
 fn entry(route: &PushRoute) -> PushPeer {
-    let PushRoute { peer, gathered, signals, arrived, ack: (ack, ack_signal) } = *route;
-    PushPeer { gathered, signals, arrived, ack, peer: number(peer), ack_signal: number(ack_signal) }
+    PushPeer { gathered: route.gathered, signals: route.signals, arrived: route.arrived }
 }
 
 impl Pusher {
@@ -128,10 +118,7 @@ impl Pusher {
             peer_count: self.peer_count,
             chunks: number(push.chunks),
             epoch: push.epoch,
-            ack_epoch: push.epoch.wrapping_sub(1),
-            awaits_acks: u32::from(self.awaits_acks),
             by_shard: u32::from(push.awaited == Awaited::Shards),
-            wait: self.wait,
         }
     }
 }
@@ -152,13 +139,7 @@ impl DataTransfer for KernelPush {
 
     fn push_way(&self, push: &ShardPush) -> PushWay {
         match self.ranks.get(push.rank) {
-            Some(Some(pusher)) if push.bytes <= pusher.kernel_bytes && pusher.params(push).is_aligned() => {
-                if pusher.awaits_acks {
-                    PushWay::Whole
-                } else {
-                    PushWay::Acknowledged
-                }
-            }
+            Some(Some(pusher)) if pusher.params(push).is_aligned() => PushWay::Acknowledged,
             _ => PushWay::ByChunks,
         }
     }
@@ -179,21 +160,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_pushes_by_kernel_where_copies_would_run_on_sms() {
+    fn a_rank_that_has_its_gpu_to_itself_never_pushes_by_kernel() {
         use Placement::{Device, PinnedHost};
-        let between_gpus = plan::PUSHED_BY_KERNEL_BYTES;
         for (on_gpu, shares_gpu, peer_memory, auto, asked) in [
-            (true, true, Device, usize::MAX, usize::MAX),
-            (true, false, Device, between_gpus, usize::MAX),
-            (true, true, PinnedHost, 0, 0),
-            (true, false, PinnedHost, 0, 0),
-            (false, true, Device, 0, usize::MAX),
-            (false, true, PinnedHost, 0, 0),
+            (true, true, Device, true, true),
+            (true, false, Device, false, false),
+            (true, true, PinnedHost, false, false),
+            (true, false, PinnedHost, false, false),
+            (false, false, Device, false, true),
+            (false, false, PinnedHost, false, false),
         ] {
             let at = Surroundings { on_gpu, shares_gpu, peer_memory };
-            assert_eq!(kernel_bytes(Push::Auto, at), auto, "{at:?}");
-            assert_eq!(kernel_bytes(Push::Kernel, at), asked, "{at:?}");
-            assert_eq!(kernel_bytes(Push::Copies, at), 0, "{at:?}");
+            assert_eq!(by_kernel(Push::Auto, at), auto, "{at:?}");
+            assert_eq!(by_kernel(Push::Kernel, at), asked, "{at:?}");
+            assert!(!by_kernel(Push::Copies, at), "{at:?}");
         }
     }
 }

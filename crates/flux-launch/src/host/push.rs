@@ -1,7 +1,7 @@
 //! A rank's shard, pushed to all its peers.
 
 use crate::{PushParams, PushPeer};
-use flux_memory::{Address, WaitSite, host};
+use flux_memory::Address;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Moves the shard to each peer in turn, chunk by chunk, each followed by its signal.
@@ -13,11 +13,6 @@ pub(crate) unsafe fn run(params: &PushParams) {
     let peers =
         unsafe { std::slice::from_raw_parts(params.peers.as_ptr::<PushPeer>(), params.peer_count as usize) };
     for peer in peers {
-        let site = WaitSite { peer: peer.peer, tile: WaitSite::NO_TILE, signal: peer.ack_signal };
-        // SAFETY: the caller's promise.
-        if params.awaits_acks != 0 && !unsafe { host::wait(&params.wait, peer.ack, params.ack_epoch, site) } {
-            return;
-        }
         for chunk in 0..params.chunks as usize {
             let begin = chunk * params.chunk_bytes as usize;
             let bytes = (params.chunk_bytes as usize).min(params.bytes as usize - begin);
