@@ -130,7 +130,11 @@ fn options_reach_the_operations() {
     }
     assert!(table.contains("medians of 3 samples") && table.contains("2 ranks on the host"), "{table}");
     let table = on_host("gemm", &["--m", "1,3", "--dtype", "f16"]);
-    assert_eq!(table.lines().filter(|line| line.contains(" 384 ")).count(), 4, "{table}");
+    assert_eq!(
+        table.lines().filter(|line| line.starts_with('│') && line.contains(" 384 ")).count(),
+        4,
+        "{table}"
+    );
 }
 
 #[test]

@@ -8,8 +8,6 @@ use flux_swizzle::{Taper, push_order};
 /// Where a rank's shard goes at one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct PushRoute {
-    /// The peer.
-    pub peer: usize,
     /// Its gathered rows.
     pub gathered: Address,
     /// Its signal of the rank's first chunk, which the next chunks' follow; [`Address::NULL`] if they are not to be raised.
@@ -82,7 +80,6 @@ impl AllGather {
                     true => Address::NULL,
                 };
                 PushRoute {
-                    peer,
                     gathered: self.gathered(peer),
                     signals: word(self.largest.signal(rank, 0)),
                     arrived: word(self.arrived.first + rank),
