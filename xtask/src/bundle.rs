@@ -8,11 +8,13 @@ use std::process::{Command, Stdio};
 const LIMIT_BYTES: u64 = 64 << 20;
 
 const RUN_TESTS: &str = "#!/bin/sh
-# Runs every GPU test of the bundle; each is bounded.
+# Runs every GPU test of the bundle, one at a time; each is bounded.
 cd \"$(dirname \"$0\")\" || exit 1
 failed=0
-for test in ./test-*; do
-    timeout 300 \"$test\" --test-threads 1 || { echo \"FAILED: $test\"; failed=1; }
+for binary in ./test-*; do
+    for test in $(\"$binary\" --list 2>/dev/null | sed -n 's/: test$//p'); do
+        timeout 300 \"$binary\" --exact \"$test\" || { echo \"FAILED: $binary $test\"; failed=1; }
+    done
 done
 exit $failed
 ";
