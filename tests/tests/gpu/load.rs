@@ -37,7 +37,7 @@ fn load_all() {
 /// The kernels' times in µs, in a process whose driver keeps what it compiles in `cache`.
 fn times(cache: &std::path::Path) -> BTreeMap<String, u64> {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "load_all", "--nocapture"])
+        .args(["--ignored", "--exact", "load::load_all", "--nocapture"])
         .env("CUDA_CACHE_PATH", cache)
         .output()
         .unwrap();

@@ -1,0 +1,12 @@
+//! What needs a GPU, in one program: it carries the kernels once.
+
+mod faults;
+mod load;
+mod ops;
+mod overlap;
+mod push;
+mod scaled;
+mod speed;
+mod table;
+mod tiles;
+mod trace;
