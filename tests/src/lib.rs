@@ -3,6 +3,7 @@
 pub mod data;
 pub mod epilogues;
 pub mod faults;
+pub mod groups;
 pub mod pitched;
 pub mod pushes;
 pub mod run;

@@ -1,20 +1,15 @@
 //! Biases and activations on the host backend.
 
 use flux::{
-    Activation, Address, AgGemm, AgGemmCall, BackendChoice, Buffer, DType, Error, GemmAr, GemmArCall, GemmRs,
-    GemmRsCall, Group, GroupConfig, Matrix, OpSpec, Placement, Scales, Whole,
+    Activation, Address, AgGemm, AgGemmCall, Buffer, DType, Error, GemmAr, GemmArCall, GemmRs, GemmRsCall,
+    Matrix, OpSpec, Placement, Scales, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::epilogues::{CASES, check, check_that_a_bias_is_added_once, finish};
+use flux_tests::groups::on_host as group;
 use flux_tests::pitched;
 use flux_tests::table::Case;
 use half::bf16;
-
-fn group(world_size: usize) -> Group {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Host;
-    Group::local_with(world_size, config).unwrap()
-}
 
 #[test]
 fn the_table_is_right_in_every_way() {

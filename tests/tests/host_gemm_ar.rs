@@ -1,18 +1,12 @@
 //! GEMM+AllReduce on the host backend, beyond the table: pitches, both forms in flight, a thread per rank.
 
 use flux::{
-    AgGemm, BackendChoice, Buffer, DType, Direction, Error, GemmAr, GemmArCall, Group, GroupConfig, Matrix,
-    OpSpec, Path, Placement, Whole,
+    AgGemm, Buffer, DType, Direction, Error, GemmAr, GemmArCall, Matrix, OpSpec, Path, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::groups::on_host as group;
 use flux_tests::{pitched, run};
 use half::bf16;
-
-fn group(world_size: usize) -> Group {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Host;
-    Group::local_with(world_size, config).unwrap()
-}
 
 #[test]
 fn gaps_between_rows_stay_as_they_are() {

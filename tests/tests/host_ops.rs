@@ -5,15 +5,10 @@ use flux::{
     OpSpec, Operation, Path, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::groups::on_host as group;
 use flux_tests::run;
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
 use half::bf16;
-
-fn group(world_size: usize) -> Group {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Host;
-    Group::local_with(world_size, config).unwrap()
-}
 
 #[test]
 fn the_table_is_right_in_every_way() {

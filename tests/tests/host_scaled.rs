@@ -1,26 +1,14 @@
 //! 8-bit elements and their scales on the host backend.
 
 use flux::{
-    AgGemm, AgGemmCall, BackendChoice, Buffer, DType, E4m3, Error, GemmRs, GemmRsCall, Group, GroupConfig,
-    Matrix, OpSpec, Placement, Scale, Scales, Whole,
+    AgGemm, AgGemmCall, Buffer, DType, E4m3, Error, GemmRs, GemmRsCall, Matrix, OpSpec, Placement, Scale,
+    Scales, Whole,
 };
 use flux_tests::epilogues;
+use flux_tests::groups::{on_host as group, on_host_in as group_in};
 use flux_tests::scaled::{self, CASES, check};
 use flux_tests::table::{self, Case};
 use half::bf16;
-
-fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
-    move |world_size| {
-        let mut config = GroupConfig::default();
-        config.backend = BackendChoice::Host;
-        config.peer_memory = placement;
-        Group::local_with(world_size, config).unwrap()
-    }
-}
-
-fn group(world_size: usize) -> Group {
-    group_in(Placement::Device)(world_size)
-}
 
 #[test]
 fn sums_are_scaled_in_every_way() {

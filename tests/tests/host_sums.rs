@@ -1,20 +1,12 @@
 //! Folded and separate sums on the host backend.
 
-use flux::{
-    BackendChoice, Buffer, DType, GemmRs, GemmRsCall, Group, GroupConfig, Matrix, OpSpec, PathPreference,
-    Placement, Scales, Summation,
-};
+use flux::{Buffer, DType, GemmRs, GemmRsCall, Matrix, OpSpec, PathPreference, Placement, Scales, Summation};
 use flux_tests::data::{Fill, matrix, product};
+use flux_tests::groups::on_host as group;
 use flux_tests::table::{CASES, Case, EDGES};
 use flux_tests::{run, sums};
 use half::bf16;
 use proptest::prelude::*;
-
-fn group(world_size: usize) -> Group {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Host;
-    Group::local_with(world_size, config).unwrap()
-}
 
 fn check(case: Case) {
     // No rows at all are reduced one-shot.

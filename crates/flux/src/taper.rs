@@ -96,7 +96,7 @@ impl Overlap {
     /// The best taper at that end, and the time that it takes.
     fn best(&self, end: End, grain: usize, us: impl Fn(&Chunks) -> f64) -> Result<(Taper, f64)> {
         let grain = grain.max(1);
-        let grain = MIN_PIECE_BYTES.div_ceil(self.row_bytes.max(1)).div_ceil(grain) * grain;
+        let grain = MIN_PIECE_BYTES.div_ceil(self.row_bytes.max(1)).div_ceil(grain).saturating_mul(grain);
         let whole = Chunks::new(self.shards, self.chunk_rows)?;
         let chunks: usize = (1..self.shards.world_size()).map(|shard| whole.count(shard)).sum();
         let (mut best, mut least) = (Taper::NONE, us(&whole));
@@ -116,7 +116,7 @@ impl Overlap {
 
     #[allow(clippy::cast_precision_loss)] // an estimate
     fn copy_us(&self, rows: usize) -> f64 {
-        (rows * self.row_bytes) as f64 / BYTES_PER_US
+        rows.saturating_mul(self.row_bytes) as f64 / BYTES_PER_US
     }
 
     /// Enqueues the tiles of `rows` rows, which are there from `start` on, and returns when the last one is done.
@@ -128,16 +128,35 @@ impl Overlap {
             Some(_) => (shape.rows, SHORT_SWEEP * tile_us),
             None => (shape.rows, tile_us),
         };
-        sms.compute(rows.div_ceil(height) * self.columns.div_ceil(shape.columns), us, start)
+        let column_tiles = self.columns.div_ceil(shape.columns.max(1));
+        sms.compute(rows.div_ceil(height.max(1)).saturating_mul(column_tiles), us, start)
     }
 }
 
 impl Sms {
+    /// More at once than any device computes is as many.
+    const MOST: usize = 1 << 16;
+
     fn new(pace: &Pace) -> Self {
-        Self { free_us: vec![0.0; pace.at_once.max(1)], next: 0 }
+        Self { free_us: vec![0.0; pace.at_once.clamp(1, Self::MOST)], next: 0 }
     }
 
     fn compute(&mut self, tiles: usize, us: f64, start: f64) -> f64 {
+        // After a round from `start` on, each further one takes all SMs as long.
+        let sms = self.free_us.len();
+        let rounds = (tiles / sms).saturating_sub(1);
+        let mut last = start;
+        if rounds > 0 {
+            last = self.one_by_one(sms, us, start);
+            #[allow(clippy::cast_precision_loss)] // an estimate
+            let further = (rounds - 1) as f64 * us;
+            self.free_us.iter_mut().for_each(|free| *free += further);
+            last += further;
+        }
+        self.one_by_one(tiles - rounds * sms, us, start).max(last)
+    }
+
+    fn one_by_one(&mut self, tiles: usize, us: f64, start: f64) -> f64 {
         let mut last = start;
         for _ in 0..tiles {
             let free = &mut self.free_us[self.next];
@@ -210,6 +229,25 @@ mod tests {
             assert!(taper.finer == finer && (finer[0] == 0 || taper.end == end), "n = {n}: {taper:?}");
             assert!(whole_ratio.contains(&before) && after <= ratio, "n = {n}: {before} {after}");
         }
+    }
+
+    /// Rounds at once are the same as tile by tile, and the largest and smallest extents take no time and do no harm.
+    #[test]
+    fn many_tiles_take_no_longer_to_simulate_than_few() {
+        let pace = overlap(8192, 192, 16384).pace;
+        for tiles in [0, 1, 131, 132, 133, 263, 264, 265, 1000, 13_333] {
+            let [mut fast, mut slow] = [Sms::new(&pace), Sms::new(&pace)];
+            for sms in [&mut fast, &mut slow] {
+                sms.one_by_one(77, 3.0, 0.0);
+            }
+            assert_eq!(fast.compute(tiles, 2.0, 5.0), slow.one_by_one(tiles, 2.0, 5.0), "{tiles} tiles");
+            assert_eq!((fast.free_us, fast.next), (slow.free_us, slow.next), "{tiles} tiles");
+        }
+        let most = Overlap { columns: usize::MAX, row_bytes: usize::MAX, ..overlap(8192, 1, 1) };
+        most.gather_taper().unwrap();
+        let none = TileShape { rows: 0, columns: 0 };
+        let empty = Pace { shape: none, half_rows: 0, at_once: 0, tile_us: 0.0 };
+        Overlap { pace: empty, ..most }.scatter_taper().unwrap();
     }
 
     #[test]

@@ -3,22 +3,14 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, BackendChoice, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs,
-    Group, GroupConfig, OpSpec, Operation, PathPreference, Placement, Whole,
+    Activation, AgGemm, Backend, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs, Group, OpSpec,
+    Operation, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::groups::on_gpus as group_in;
 use flux_tests::table::{Case, check, check_bits};
 use flux_tests::{epilogues, pitched, sums};
 use half::{bf16, f16};
-
-fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
-    move |world_size| {
-        let mut config = GroupConfig::default();
-        config.backend = BackendChoice::Cuda;
-        config.peer_memory = placement;
-        Group::local_with(world_size, config).expect("these tests need a GPU")
-    }
-}
 
 #[test]
 fn a_large_layer_is_right() {

@@ -1,23 +1,12 @@
 //! 8-bit elements and their scales on GPUs.
 
 use cudarc::driver::CudaSlice;
-use flux::{
-    AgGemm, BackendChoice, CudarcScale, CudarcScales, DType, E4m3, Error, Group, GroupConfig, OpSpec,
-    Placement,
-};
+use flux::{AgGemm, CudarcScale, CudarcScales, DType, E4m3, Error, OpSpec, Placement};
 use flux_tests::data::{Fill, matrix, product, relative_error};
+use flux_tests::groups::on_gpus as group_in;
 use flux_tests::table::{self, Case};
 use flux_tests::{epilogues, scaled};
 use half::bf16;
-
-fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
-    move |world_size| {
-        let mut config = GroupConfig::default();
-        config.backend = BackendChoice::Cuda;
-        config.peer_memory = placement;
-        Group::local_with(world_size, config).expect("these tests need a GPU")
-    }
-}
 
 #[test]
 fn the_tables_are_right_in_every_way() {

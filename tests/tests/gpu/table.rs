@@ -1,17 +1,9 @@
 //! The whole table on GPUs, a test for each number of ranks and each place of what peers write to: they take minutes, most
 //! of them for setting operations up, and may run side by side in processes of their own.
 
-use flux::{BackendChoice, Group, GroupConfig, Placement};
+use flux::Placement;
+use flux_tests::groups::on_gpus as group_in;
 use flux_tests::table::{CASES, Case, EDGES, check};
-
-fn group_in(placement: Placement) -> impl Fn(usize) -> Group {
-    move |world_size| {
-        let mut config = GroupConfig::default();
-        config.backend = BackendChoice::Cuda;
-        config.peer_memory = placement;
-        Group::local_with(world_size, config).expect("these tests need a GPU")
-    }
-}
 
 fn check_all(placement: Placement, world_size: usize) {
     CASES.into_iter().for_each(|case| check(Case { world_size, ..case }, &group_in(placement)));
