@@ -75,6 +75,82 @@ pub enum Error {
         /// The buffer's size.
         bytes: usize,
     },
+    /// A call into the operating system failed.
+    #[error("{call} failed: {reason}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+    /// The channel that connects the ranks' processes failed.
+    #[error("the ranks could not {step}: {reason}; look for a process that has ended, or has not started")]
+    Channel {
+        /// What they were about to do together.
+        step: String,
+        /// The channel's words.
+        reason: String,
+    },
+    /// Another rank could not do what all do together, so none did.
+    #[error("rank {rank} could not {step}: {reason}")]
+    PeerFailed {
+        /// The rank.
+        rank: usize,
+        /// What they were about to do together.
+        step: String,
+        /// That rank's error.
+        reason: String,
+    },
+    /// This rank could not do what all do together; the others are told so.
+    #[error("{what}: {reason}")]
+    Failed {
+        /// What they were about to do together.
+        what: String,
+        /// The error.
+        reason: String,
+    },
+    /// Ranks do different things where all should do the same.
+    #[error(
+        "rank {rank} is about to {theirs}, this rank to {ours}; all ranks must build the same operations, in the same order, \
+         with the same arguments"
+    )]
+    OutOfStep {
+        /// The other rank.
+        rank: usize,
+        /// What it is about to do.
+        theirs: String,
+        /// What this rank is about to do.
+        ours: String,
+    },
+    /// A process that does not behave like a rank of this group.
+    #[error("rank {rank}: {reason}")]
+    BadPeer {
+        /// The rank that it should be.
+        rank: usize,
+        /// What it does.
+        reason: String,
+    },
+    /// Two ranks run on different machines.
+    #[error(
+        "rank {rank} runs on {host}, rank {other} on {other_host}: memory is shared within a machine only, and there is no \
+         NCCL or NVSHMEM transport between machines yet; start all ranks on one"
+    )]
+    OtherMachine {
+        /// A rank.
+        rank: usize,
+        /// Its machine's name.
+        host: String,
+        /// Another rank.
+        other: usize,
+        /// That one's machine's name.
+        other_host: String,
+    },
+    /// Memory was to be shared by VMM, and a GPU cannot.
+    #[error("the GPU of rank {rank} cannot share memory as files (VMM); use `Sharing::Auto` or `Sharing::Ipc`")]
+    NoVmm {
+        /// The rank.
+        rank: usize,
+    },
     /// The operating system refused a thread.
     #[error("could not start a worker thread: {reason}; use fewer ranks or raise the limit on threads")]
     NoThread {

@@ -7,7 +7,12 @@ pub mod cuda;
 mod device;
 mod error;
 pub mod host;
+mod peers;
+mod per_rank;
+mod shared;
 mod signal;
+mod sockets;
+mod space;
 mod stamp;
 mod stream;
 mod symmetric;
@@ -20,11 +25,15 @@ pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffer::{Buffer, Placement};
 pub use device::{Backend, Device};
 pub use error::Error;
+pub use peers::Peers;
+pub use per_rank::PerRank;
 pub use signal::reached;
+pub use space::{Sharing, SymmetricSpace};
 pub use stamp::Stamp;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
 pub use timer::Timer;
+pub use watchdog::PeerWatch;
 pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
 
 /// The result of everything here that can fail.

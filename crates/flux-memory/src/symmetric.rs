@@ -1,35 +1,55 @@
 //! Symmetric memory: every rank owns one buffer of the same size, and can address its peers'.
 
-use crate::{Address, Buffer, Device, Placement, Result};
+use crate::shared::SharedPieces;
+use crate::space::Ranks;
+use crate::{Address, Buffer, Placement, Result, SymmetricSpace};
 
 /// One buffer per rank, all of the same size; every rank may address all of them.
+///
+/// The owner drops it only after the last stream operation of this process on it has ended. Peers in other processes may still
+/// use this rank's then: what they have mapped stays until they drop theirs.
 #[derive(Debug)]
 pub struct SymmetricBuffer {
-    buffers: Vec<Buffer>,
+    /// By rank.
+    addresses: Vec<Address>,
+    bytes: usize,
+    _memory: Memory,
+}
+
+/// What the addresses lie in.
+#[derive(Debug)]
+enum Memory {
+    Here { _buffers: Vec<Buffer> },
+    AmongProcesses { _pieces: SharedPieces },
 }
 
 impl SymmetricBuffer {
-    /// Allocates `bytes` zeroed bytes for each rank, rank r's on `devices[r]`. Several ranks may share a device. Devices
-    /// must be able to address one another's memory ([`Device::enable_peer_access`]) unless it is pinned host memory.
-    pub fn allocate(devices: &[Device], bytes: usize, placement: Placement) -> Result<Self> {
-        let buffers =
-            devices.iter().map(|device| Buffer::allocate(device, bytes, placement)).collect::<Result<_>>()?;
-        Ok(Self { buffers })
+    /// Allocates `bytes` zeroed bytes for each rank of `space` (devices, for ranks that all live in this process). Among
+    /// processes it is collective, and fails on all ranks if it fails on one.
+    pub fn allocate(space: impl Into<SymmetricSpace>, bytes: usize, placement: Placement) -> Result<Self> {
+        match space.into().ranks() {
+            Ranks::Here(devices) => {
+                let allocate = |device| Buffer::allocate(device, bytes, placement);
+                let buffers: Vec<_> = devices.iter().map(allocate).collect::<Result<_>>()?;
+                let addresses = buffers.iter().map(Buffer::address).collect();
+                Ok(Self { addresses, bytes, _memory: Memory::Here { _buffers: buffers } })
+            }
+            Ranks::AmongProcesses(one) => {
+                let pieces = SharedPieces::allocate(one, bytes, placement)?;
+                let addresses = pieces.addresses();
+                Ok(Self { addresses, bytes, _memory: Memory::AmongProcesses { _pieces: pieces } })
+            }
+        }
     }
 
-    /// The address of `rank`'s buffer, valid on every rank's device; null for a rank outside the group.
+    /// The address of `rank`'s buffer, valid on the device of every rank of this process; null for a rank outside the group.
     pub fn address(&self, rank: usize) -> Address {
-        self.buffers.get(rank).map_or(Address::NULL, Buffer::address)
-    }
-
-    /// `rank`'s buffer.
-    pub fn buffer(&self, rank: usize) -> Option<&Buffer> {
-        self.buffers.get(rank)
+        self.addresses.get(rank).copied().unwrap_or(Address::NULL)
     }
 
     /// Size of one rank's buffer in bytes.
-    pub fn bytes(&self) -> usize {
-        self.buffers.first().map_or(0, Buffer::bytes)
+    pub const fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
@@ -41,11 +61,9 @@ pub struct SymmetricSignals {
 }
 
 impl SymmetricSignals {
-    /// Allocates `len` signals for each rank, all at epoch 0.
-    pub fn allocate(devices: &[Device], len: usize, placement: Placement) -> Result<Self> {
-        Ok(Self {
-            words: SymmetricBuffer::allocate(devices, len.saturating_mul(size_of::<u32>()), placement)?,
-        })
+    /// Allocates `len` signals for each rank, all at epoch 0; as [`SymmetricBuffer::allocate`].
+    pub fn allocate(space: impl Into<SymmetricSpace>, len: usize, placement: Placement) -> Result<Self> {
+        Ok(Self { words: SymmetricBuffer::allocate(space, len.saturating_mul(size_of::<u32>()), placement)? })
     }
 
     /// The address of signal `index` of `rank`, to wait on or to raise; null for a rank outside the group.
@@ -57,12 +75,12 @@ impl SymmetricSignals {
     }
 
     /// Signals per rank.
-    pub fn len(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.words.bytes() / size_of::<u32>()
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }

@@ -10,7 +10,7 @@ use crate::cuda::stream::Priority;
 use crate::{Address, Buffer, Device, Placement, Result, watchdog};
 use bytemuck::{Pod, Zeroable};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A wait that was not satisfied in time. Laid out as in `kernels/params.cuh`.
@@ -84,6 +84,8 @@ struct Record {
     /// The flag, and behind it the word by which one writer of the record is elected.
     flag: Buffer,
     from_watchdog: Mutex<Option<Fault>>,
+    /// A rank whose process has gone: nothing is waited for any more.
+    lost: OnceLock<usize>,
     /// Where the watchdog reads and writes signals while the rank's other streams are stuck.
     rescue: Option<CudaStream>,
 }
@@ -94,7 +96,7 @@ impl FaultLog {
         let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
         let flag = Buffer::allocate(device, 2 * size_of::<u32>(), Placement::Device)?;
         let rescue = device.as_cuda().map(|gpu| CudaStream::new(gpu, Priority::Rescue)).transpose()?;
-        let record = Record { fault: record, flag, from_watchdog: Mutex::new(None), rescue };
+        let record = Record { fault: record, flag, from_watchdog: Mutex::new(None), lost: OnceLock::new(), rescue };
         Ok(Arc::new(Self { rank, budget, record: Arc::new(record) }))
     }
 
@@ -130,6 +132,28 @@ impl FaultLog {
                 .then(|| record.read_volatile())
         };
         from_kernel.or_else(|| *self.record.from_watchdog.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The rank that was found to be lost, if one was: all waits of this rank have given up, or will at once.
+    pub fn lost_rank(&self) -> Option<usize> {
+        self.record.lost.get().copied()
+    }
+
+    /// Ends all waits of this rank, now and later, because the process of `lost` has gone.
+    pub(crate) fn give_up(&self, lost: usize) -> Result<()> {
+        if self.record.lost.set(lost).is_err() {
+            return Ok(());
+        }
+        let flag = self.record.flag.address();
+        match &self.record.rescue {
+            // SAFETY: the flag belongs to this log.
+            Some(stream) => unsafe { stream.write_values(&[(flag, 1)]) },
+            None => {
+                // SAFETY: as above; on the host, flags are only ever accessed as atomics.
+                unsafe { AtomicU32::from_ptr(flag.as_ptr()) }.store(1, Ordering::Release);
+                Ok(())
+            }
+        }
     }
 
     /// A place in a stream that waits for `signals`. It is to be dropped before the signals are.

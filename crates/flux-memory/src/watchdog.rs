@@ -1,11 +1,11 @@
-//! Bounds the waits of GPU streams, which have no time limit of their own.
+//! Bounds the waits of GPU streams, which have no time limit of their own, and ends all waits of a rank whose peer is lost.
 //!
 //! A stream marks in host memory when it begins a wait and when it has passed it. One thread of the process looks at
 //! the marks. A wait that lasts longer than its budget is recorded, and ended by raising its signals from a stream kept
 //! for this: the stream goes on, everything behind it ends, and the operation reports the fault.
 
 use crate::wait::WaitPlace;
-use crate::{Error, Fault, Result, reached};
+use crate::{Bootstrap, Error, Fault, FaultLog, Result, reached};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,34 @@ struct Watched {
     since: Option<(u32, Instant)>,
 }
 
+/// A rank among processes.
+struct WatchedRank {
+    number: u64,
+    log: Arc<FaultLog>,
+    bootstrap: Arc<dyn Bootstrap>,
+}
+
 struct Watchdog {
     running: bool,
     watched: Vec<Watched>,
+    ranks: Vec<WatchedRank>,
+    /// Ranks watched so far.
+    numbers: u64,
 }
 
-static WATCHDOG: Mutex<Watchdog> = Mutex::new(Watchdog { running: false, watched: Vec::new() });
+impl Watchdog {
+    fn start(&mut self) -> Result<()> {
+        if !self.running {
+            let thread = std::thread::Builder::new().name("flux-watchdog".into());
+            thread.spawn(run).map_err(|error| Error::NoThread { reason: error.to_string() })?;
+            self.running = true;
+        }
+        Ok(())
+    }
+}
+
+static WATCHDOG: Mutex<Watchdog> =
+    Mutex::new(Watchdog { running: false, watched: Vec::new(), ranks: Vec::new(), numbers: 0 });
 
 fn lock() -> MutexGuard<'static, Watchdog> {
     WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,11 +56,7 @@ fn lock() -> MutexGuard<'static, Watchdog> {
 /// Watches `place` until it is forgotten.
 pub(crate) fn watch(place: &Arc<WaitPlace>) -> Result<()> {
     let mut watchdog = lock();
-    if !watchdog.running {
-        let thread = std::thread::Builder::new().name("flux-watchdog".into());
-        thread.spawn(run).map_err(|error| Error::NoThread { reason: error.to_string() })?;
-        watchdog.running = true;
-    }
+    watchdog.start()?;
     watchdog.watched.push(Watched { place: Arc::clone(place), since: None });
     Ok(())
 }
@@ -48,19 +66,58 @@ pub(crate) fn forget(place: &Arc<WaitPlace>) {
     lock().watched.retain(|watched| !Arc::ptr_eq(&watched.place, place));
 }
 
+/// As long as it lives, a rank's waits end when the process of one of its peers is found to have gone: at once, not when their
+/// budget is spent.
+#[derive(Debug)]
+pub struct PeerWatch {
+    number: u64,
+}
+
+impl PeerWatch {
+    /// Ends the waits of `log`'s rank when `bootstrap` knows of a lost rank.
+    pub fn new(log: &Arc<FaultLog>, bootstrap: &Arc<dyn Bootstrap>) -> Result<Self> {
+        let mut watchdog = lock();
+        watchdog.start()?;
+        let number = watchdog.numbers;
+        watchdog.numbers += 1;
+        let (log, bootstrap) = (Arc::clone(log), Arc::clone(bootstrap));
+        watchdog.ranks.push(WatchedRank { number, log, bootstrap });
+        Ok(Self { number })
+    }
+}
+
+impl Drop for PeerWatch {
+    fn drop(&mut self) {
+        // What it held is dropped here, not by the watchdog, and not under the lock: a channel may take its leave then.
+        let mut watchdog = lock();
+        let place = watchdog.ranks.iter().position(|rank| rank.number == self.number);
+        let rank = place.map(|place| watchdog.ranks.swap_remove(place));
+        drop(watchdog);
+        drop(rank);
+    }
+}
+
 fn run() {
     loop {
         std::thread::sleep(INTERVAL);
         // Held while a wait is ended: its signals cannot be freed meanwhile.
         let mut watchdog = lock();
+        for WatchedRank { log, bootstrap, .. } in &watchdog.ranks {
+            let Some(lost) = bootstrap.lost_rank().filter(|_| log.lost_rank().is_none()) else { continue };
+            tracing::error!(rank = bootstrap.rank(), lost, "a rank is lost: all waits end");
+            if let Err(error) = log.give_up(lost) {
+                tracing::error!(%error, "kernels could not be told of a lost rank");
+            }
+        }
         for Watched { place, since } in &mut watchdog.watched {
             *since = place.waiting_for().map(|wanted| match *since {
                 Some((same, begin)) if same == wanted => (wanted, begin),
                 _ => (wanted, Instant::now()),
             });
             let Some((wanted, begin)) = *since else { continue };
-            // After a rank's first fault nothing of it is waited for any more.
-            if begin.elapsed() > place.log().budget() || place.log().fault().is_some() {
+            // After a rank's first fault, or the loss of a peer, nothing of it is waited for any more.
+            let log = place.log();
+            if begin.elapsed() > log.budget() || log.fault().is_some() || log.lost_rank().is_some() {
                 *since = Some((wanted, Instant::now())); // if the rescue itself fails, it is tried again
                 if let Err(error) = end_wait(place, wanted) {
                     tracing::error!(%error, "a stream's expired wait could not be ended");

@@ -3,6 +3,7 @@
 //! cudarc panics when it is called without a driver, so the driver's library is looked for here first.
 
 pub(crate) mod memory;
+pub(crate) mod shared;
 pub(crate) mod stream;
 
 pub use stream::{CudaEvent, CudaStream};

@@ -2,6 +2,7 @@
 
 mod clock;
 pub(crate) mod memory;
+pub(crate) mod shared;
 mod stream;
 mod wait;
 

@@ -1,0 +1,231 @@
+//! The processes of a group, one rank each: the steps that they take together, and the files that they hand each other.
+
+use crate::sockets::{Listening, Sockets};
+use crate::{Bootstrap, Error, Result};
+use std::fmt::Display;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// This process among those of its group, all on one machine.
+///
+/// Whatever takes a step together is collective: all ranks make the same sequence of these calls, from one thread at a time.
+/// A rank that fails says so in its step, so that all of them fail and nobody waits for it.
+#[derive(Debug)]
+pub struct Peers {
+    bootstrap: Arc<dyn Bootstrap>,
+    sockets: Sockets,
+    local_rank: usize,
+    /// Files handed out so far.
+    exchanges: AtomicU64,
+    /// A failure was told to all ranks, or the channel itself failed: then it need not be told again.
+    failure_told: AtomicBool,
+}
+
+impl Peers {
+    /// Connects this process with the others that `bootstrap` knows. Fails on all ranks if it fails on one, and if they are
+    /// not all on one machine.
+    pub fn connect(bootstrap: Arc<dyn Bootstrap>) -> Result<Arc<Self>> {
+        let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+        let mut peers = Self {
+            bootstrap,
+            sockets: Sockets::default(),
+            local_rank: 0,
+            exchanges: AtomicU64::new(0),
+            failure_told: AtomicBool::new(false),
+        };
+        let own = Introduction::own();
+        let listening = Listening::open();
+        let introduced = listening.as_ref().map(|listening| own.bytes(listening.path())).map_err(Error::clone);
+        let all = peers.exchange("introduce each other", introduced)?;
+        let all: Vec<_> = all.iter().map(|bytes| Introduction::read(bytes)).collect();
+        if let Some(other) = all.iter().position(|peer| peer.machine != own.machine) {
+            return Err(Error::OtherMachine { rank, host: own.host, other, other_host: all[other].host.clone() });
+        }
+        peers.local_rank = rank;
+        let addresses: Vec<_> = all.iter().map(|peer| (peer.pid, peer.path.clone())).collect();
+        let sockets = listening.and_then(|listening| Sockets::connect(rank, &addresses, &listening));
+        // When all are connected, nobody needs the sockets' names any more: `connect` has dropped them.
+        peers.share("connect with each other", sockets).map(|sockets| {
+            peers.sockets = sockets;
+            tracing::debug!(rank, world_size, "connected with the other processes of the group");
+            Arc::new(peers)
+        })
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.bootstrap.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.bootstrap.world_size()
+    }
+
+    /// Which of the machine's processes this is.
+    pub const fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The channel that the processes were connected through.
+    pub fn bootstrap(&self) -> &Arc<dyn Bootstrap> {
+        &self.bootstrap
+    }
+
+    /// Takes the step that is called `step`: every rank's `own` bytes, in rank order. An error on all ranks if one brings an
+    /// error, or takes another step.
+    pub fn exchange(&self, step: &str, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        let said = Said { step: step.to_owned(), outcome: own.as_ref().map_err(ToString::to_string).cloned() };
+        let heard = self.bootstrap.all_gather(&said.bytes()).map_err(|error| {
+            self.failure_told.store(true, Ordering::Relaxed);
+            Error::Channel { step: step.to_owned(), reason: error.to_string() }
+        });
+        let heard = match (own, heard) {
+            (Err(error), heard) => {
+                self.failure_told.store(true, Ordering::Relaxed);
+                if let Err(channel) = heard {
+                    tracing::warn!(%channel, "the other ranks could not be told of an error");
+                }
+                return Err(error);
+            }
+            (Ok(_), heard) => heard?,
+        };
+        let outcomes = heard.iter().enumerate().map(|(rank, bytes)| Said::read(bytes).of(rank, step));
+        outcomes.collect::<Result<_>>().inspect_err(|_| self.failure_told.store(true, Ordering::Relaxed))
+    }
+
+    /// Takes a step that has nothing to say but whether it was possible: `own` on all ranks, or an error on all.
+    pub fn share<T>(&self, step: &str, own: Result<T>) -> Result<T> {
+        let (own, said) = match own {
+            Ok(own) => (Some(own), Ok(Vec::new())),
+            Err(error) => (None, Err(error)),
+        };
+        self.exchange(step, said)?;
+        own.ok_or_else(|| Error::Channel { step: step.to_owned(), reason: "an error was lost".into() })
+    }
+
+    /// What all ranks do with the same `terms`, which takes further steps together: if it fails on one rank, wherever in
+    /// its course, it fails on all.
+    pub fn together<T, E: From<Error> + Display>(
+        &self,
+        terms: &str,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.exchange(terms, Ok(Vec::new()))?;
+        self.failure_told.store(false, Ordering::Relaxed);
+        let outcome = work();
+        match &outcome {
+            Err(_) if self.failure_told.load(Ordering::Relaxed) => {}
+            Err(error) => {
+                let failed = Error::Failed { what: terms.to_owned(), reason: error.to_string() };
+                let _told = self.exchange(terms, Err(failed));
+            }
+            Ok(_) => drop(self.exchange(terms, Ok(Vec::new()))?),
+        }
+        outcome
+    }
+
+    /// Hands `own` to all peers, in a step of its own: each rank's file, but for its own.
+    pub(crate) fn exchange_files(&self, own: BorrowedFd<'_>) -> Result<Vec<Option<OwnedFd>>> {
+        let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        self.share("hand out memory", self.sockets.exchange(self.rank(), own, number))
+    }
+}
+
+/// What a rank says in a step.
+struct Said {
+    step: String,
+    outcome: Result<Vec<u8>, String>,
+}
+
+impl Said {
+    fn bytes(&self) -> Vec<u8> {
+        let (failed, rest) = match &self.outcome {
+            Ok(bytes) => (0, bytes.as_slice()),
+            Err(reason) => (1, reason.as_bytes()),
+        };
+        let length = u32::try_from(self.step.len()).unwrap_or(u32::MAX).to_le_bytes();
+        [&[failed], length.as_slice(), self.step.as_bytes(), rest].concat()
+    }
+
+    /// Whatever was said is read as something: by a peer of the same version it is what that said.
+    fn read(bytes: &[u8]) -> Self {
+        let (failed, bytes) = bytes.split_first().unwrap_or((&0, &[]));
+        let (length, bytes) = bytes.split_first_chunk().unwrap_or((&[0; 4], &[]));
+        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        let (step, rest) = bytes.split_at(length.min(bytes.len()));
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let outcome = if *failed == 0 { Ok(rest.to_vec()) } else { Err(text(rest)) };
+        Self { step: text(step), outcome }
+    }
+
+    /// What `rank` said, if it took `step`, and could.
+    fn of(self, rank: usize, step: &str) -> Result<Vec<u8>> {
+        match self.outcome {
+            Err(reason) => Err(Error::PeerFailed { rank, step: self.step, reason }),
+            Ok(_) if self.step != step => {
+                Err(Error::OutOfStep { rank, theirs: self.step, ours: step.to_owned() })
+            }
+            Ok(bytes) => Ok(bytes),
+        }
+    }
+}
+
+/// How a process presents itself.
+#[derive(Debug, PartialEq, Eq)]
+struct Introduction {
+    pid: i32,
+    /// The same for all processes of a machine, and for no other.
+    machine: String,
+    host: String,
+    /// Where it can be connected to.
+    path: String,
+}
+
+impl Introduction {
+    fn own() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}"));
+            text.map(|text| text.trim().to_owned()).unwrap_or_default()
+        };
+        let (boot, host) = (read("random/boot_id"), read("hostname"));
+        let machine = if boot.is_empty() { host.clone() } else { boot };
+        Self { pid: rustix::process::getpid().as_raw_nonzero().get(), machine, host, path: String::new() }
+    }
+
+    fn bytes(&self, path: &str) -> Vec<u8> {
+        format!("{}\n{}\n{}\n{path}", self.pid, self.machine, self.host).into_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let mut parts = text.splitn(4, '\n').map(str::to_owned);
+        let pid = parts.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+        let mut next = || parts.next().unwrap_or_default();
+        Self { pid, machine: next(), host: next(), path: next() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let own = Introduction { path: "/tmp/x\ny".into(), ..Introduction::own() };
+        assert_eq!(Introduction::read(&own.bytes(&own.path)), own);
+        for outcome in [Ok(vec![1, 2, 3]), Ok(Vec::new()), Err("no memory".to_owned())] {
+            let said = Said { step: "count".into(), outcome: outcome.clone() };
+            let read = Said::read(&said.bytes());
+            assert_eq!((read.step.as_str(), &read.outcome), ("count", &outcome));
+            match read.of(3, "count") {
+                Ok(bytes) => assert_eq!(Ok(bytes), outcome),
+                Err(error) => assert!(matches!(error, Error::PeerFailed { rank: 3, .. }) && outcome.is_err()),
+            }
+        }
+        for noise in [&[][..], &[0], &[0, 255, 255, 255, 255, 7], &[1, 0, 0, 0, 0, 200]] {
+            assert!(Said::read(noise).of(0, "count").is_err(), "{noise:?}");
+        }
+    }
+}

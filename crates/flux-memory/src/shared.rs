@@ -1,0 +1,139 @@
+//! Symmetric memory among processes: each allocates its own and hands it out, and maps what its peers hand out.
+
+use crate::cuda::shared::{IpcMemory, PinnedMapping, VmmMemory};
+use crate::host::shared::{Mapping, MemoryFile};
+use crate::space::OneRank;
+use crate::{Address, Buffer, Device, Error, Peers, Placement, Result, Sharing};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// All ranks' pieces, as this process sees them.
+#[derive(Debug)]
+pub(crate) struct SharedPieces {
+    own: Option<Piece>,
+    /// With their ranks, in rank order.
+    of_peers: Vec<(usize, Piece)>,
+    peers: Arc<Peers>,
+}
+
+/// One rank's memory in this process; gone on drop.
+#[derive(Debug)]
+enum Piece {
+    Host(Mapping),
+    Pinned(PinnedMapping),
+    Vmm(VmmMemory),
+    /// This rank's own; the peers have it open by its handle.
+    Ipc(Buffer),
+    IpcOfPeer(IpcMemory),
+}
+
+impl Piece {
+    fn address(&self) -> Address {
+        match self {
+            Piece::Host(mapping) => mapping.address(),
+            Piece::Pinned(mapping) => mapping.address(),
+            Piece::Vmm(memory) => memory.address(),
+            Piece::Ipc(buffer) => buffer.address(),
+            Piece::IpcOfPeer(memory) => memory.address(),
+        }
+    }
+}
+
+/// What a rank hands out, for its peers to map its memory by.
+enum Handle {
+    File(OwnedFd),
+    Bytes(Vec<u8>),
+}
+
+impl SharedPieces {
+    pub(crate) fn allocate(one: &OneRank, bytes: usize, placement: Placement) -> Result<Self> {
+        let (peers, rank) = (&one.peers, one.peers.rank());
+        let step = format!("allocate {bytes} bytes of {placement} memory");
+        let (own, handle) = match create(one, bytes, placement) {
+            Ok((own, handle)) => (own, handle),
+            Err(error) => return peers.share(&step, Err(error)),
+        };
+        let said = match &handle {
+            Handle::File(_) => Vec::new(),
+            Handle::Bytes(bytes) => bytes.clone(),
+        };
+        let said = peers.exchange(&step, Ok(said))?;
+        let mut handles: Vec<Option<Handle>> = match &handle {
+            Handle::File(file) => {
+                peers.exchange_files(file.as_fd())?.into_iter().map(|file| file.map(Handle::File)).collect()
+            }
+            Handle::Bytes(_) => said.into_iter().map(|bytes| Some(Handle::Bytes(bytes))).collect(),
+        };
+        handles.resize_with(peers.world_size(), || None);
+        let mut shared = Self { own: Some(own), of_peers: Vec::new(), peers: Arc::clone(peers) };
+        let opened = handles.into_iter().enumerate().filter(|&(peer, _)| peer != rank).try_for_each(|(peer, handle)| {
+            let missing = || Error::BadPeer { rank: peer, reason: "it handed out no memory".into() };
+            shared.of_peers.push((peer, open(one, handle.ok_or_else(missing)?, bytes, placement)?));
+            Ok(())
+        });
+        peers.share("map each other's memory", opened)?; // if it fails on one rank, all drop what they have
+        Ok(shared)
+    }
+
+    /// By rank.
+    pub(crate) fn addresses(&self) -> Vec<Address> {
+        let mut addresses: Vec<_> = self.of_peers.iter().map(|(_, piece)| piece.address()).collect();
+        let rank = self.peers.rank().min(addresses.len());
+        addresses.insert(rank, self.own.as_ref().map_or(Address::NULL, Piece::address));
+        addresses
+    }
+}
+
+impl Drop for SharedPieces {
+    fn drop(&mut self) {
+        self.of_peers.clear();
+        // Files and VMM allocations live as long as anybody maps them. What CUDA IPC has handed out does not: the peers close
+        // it first.
+        let own = self.own.take();
+        if matches!(own, Some(Piece::Ipc(_)))
+            && let Err(error) = self.peers.exchange("close each other's memory", Ok(Vec::new()))
+        {
+            tracing::warn!(%error, "memory that peers may still use is kept until this process ends");
+            std::mem::forget(own);
+        }
+    }
+}
+
+/// This rank's memory, zeroed, and how its peers get at it.
+fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, Handle)> {
+    let none_left = || Error::OutOfMemory { bytes, placement, device: one.device.to_string() };
+    let file = || MemoryFile::create(bytes)?.ok_or_else(none_left);
+    Ok(match (&one.device, placement, one.sharing) {
+        (Device::Host, ..) => {
+            let file = file()?;
+            (Piece::Host(file.map()?), Handle::File(file.into_file()))
+        }
+        (Device::Cuda(gpu), Placement::PinnedHost, _) => {
+            let file = file()?;
+            (Piece::Pinned(PinnedMapping::new(gpu, file.map()?)?), Handle::File(file.into_file()))
+        }
+        (Device::Cuda(gpu), Placement::Device, Sharing::Auto | Sharing::Vmm) => {
+            let (memory, file) = VmmMemory::create(gpu, bytes)?.ok_or_else(none_left)?;
+            (Piece::Vmm(memory), Handle::File(file))
+        }
+        (Device::Cuda(_), Placement::Device, Sharing::Ipc) => {
+            let bytes = IpcMemory::round_up(bytes).ok_or_else(none_left)?;
+            let buffer = Buffer::allocate(&one.device, bytes, placement)?;
+            let handle = IpcMemory::handle(buffer.address())?;
+            (Piece::Ipc(buffer), Handle::Bytes(handle))
+        }
+    })
+}
+
+/// A peer's memory.
+fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Result<Piece> {
+    Ok(match (&one.device, placement, handle) {
+        (Device::Host, _, Handle::File(file)) => Piece::Host(MemoryFile::open(file, bytes)?.map()?),
+        (Device::Cuda(gpu), Placement::PinnedHost, Handle::File(file)) => {
+            Piece::Pinned(PinnedMapping::new(gpu, MemoryFile::open(file, bytes)?.map()?)?)
+        }
+        (Device::Cuda(gpu), Placement::Device, Handle::File(file)) => Piece::Vmm(VmmMemory::open(gpu, file, bytes)?),
+        (Device::Cuda(gpu), _, Handle::Bytes(handle)) => Piece::IpcOfPeer(IpcMemory::open(gpu, &handle)?),
+        (Device::Host, _, Handle::Bytes(_)) => return Err(Error::BackendMismatch { what: "a peer's memory" }),
+    })
+}

@@ -1,0 +1,214 @@
+//! Connected Unix sockets between the processes of a group, for what only a socket can carry: open files.
+//!
+//! A process listens in a directory that only its user can enter. It accepts exactly the processes that the group's channel
+//! has named, by what the kernel says of who has connected. When all are connected, the directory is removed: what is left
+//! are open sockets, which end with their processes.
+
+use crate::{Error, Result};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use std::fs::{DirBuilder, Permissions};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long one step with sockets may take: all processes take it at the same time, since the channel has just brought them
+/// together.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a process that has connected may take to say its rank.
+const GREETING_LIMIT: Duration = Duration::from_secs(5);
+
+/// A Unix socket's name has room for this, its final zero included.
+const MOST_PATH_BYTES: usize = 108;
+
+fn failed(call: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| Error::System { call, reason: error.to_string() }
+}
+
+/// A socket in a private directory. Both are removed on drop.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    listener: UnixListener,
+    _directory: Directory,
+    path: String,
+}
+
+impl Listening {
+    pub(crate) fn open() -> Result<Self> {
+        let directory = Directory::make().map_err(failed("mkdir"))?;
+        let path = directory.0.join("socket");
+        let name = path.to_str().map(str::to_owned).unwrap_or_default();
+        let listener = UnixListener::bind(&path).map_err(failed("bind"))?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("chmod"))?;
+        Ok(Self { listener, _directory: directory, path: name })
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+/// A directory of its own, only for this user.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Directory {
+    fn make() -> std::io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let usual = std::env::temp_dir();
+        let fits = usual.to_str().is_some_and(|path| path.len() + 40 < MOST_PATH_BYTES);
+        let parent = if fits { usual.as_path() } else { Path::new("/tmp") };
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("flux-{}-{number}", std::process::id()));
+            // Made by this call, or refused: nobody else can have prepared it.
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && number < 10_000 => {}
+                made => return made.map(|()| Self(path)),
+            }
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let removed = std::fs::remove_file(self.0.join("socket")).and_then(|()| std::fs::remove_dir(&self.0));
+        if let Err(error) = removed.or_else(|_| std::fs::remove_dir_all(&self.0)) {
+            tracing::warn!(%error, directory = %self.0.display(), "a directory could not be removed");
+        }
+    }
+}
+
+/// A socket to each peer.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets(Vec<Option<UnixStream>>);
+
+impl Sockets {
+    /// Connects with all of `peers`, of each its process and its socket's name: with those before `rank` by asking, with those
+    /// behind it by being asked.
+    pub(crate) fn connect(rank: usize, peers: &[(i32, String)], listening: &Listening) -> Result<Self> {
+        let deadline = Instant::now() + LIMIT;
+        let mut streams: Vec<Option<UnixStream>> = peers.iter().map(|_| None).collect();
+        for (peer, (pid, path)) in peers.iter().enumerate().take(rank) {
+            let mut stream = UnixStream::connect(path).map_err(failed("connect"))?;
+            check_credentials(&stream, *pid).map_err(|reason| Error::BadPeer { rank: peer, reason })?;
+            stream.write_all(&(rank as u64).to_le_bytes()).map_err(failed("write"))?;
+            streams[peer] = Some(stream);
+        }
+        listening.listener.set_nonblocking(true).map_err(failed("fcntl"))?;
+        while let Some(missing) = (rank + 1..peers.len()).find(|&peer| streams[peer].is_none()) {
+            match listening.listener.accept() {
+                Ok((stream, _)) => match greeted(stream, peers) {
+                    Ok((peer, stream)) if peer > rank && streams[peer].is_none() => streams[peer] = Some(stream),
+                    Ok((peer, _)) => tracing::warn!(peer, "refused a second connection of a rank"),
+                    Err(reason) => tracing::warn!(reason, "refused a connection"),
+                },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if Instant::now() >= deadline {
+                        let reason = format!("it has not connected within {LIMIT:?}");
+                        return Err(Error::BadPeer { rank: missing, reason });
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(failed("accept")(error)),
+            }
+        }
+        for stream in streams.iter().flatten() {
+            stream.set_read_timeout(Some(LIMIT)).map_err(failed("setsockopt"))?;
+            stream.set_write_timeout(Some(LIMIT)).map_err(failed("setsockopt"))?;
+        }
+        Ok(Self(streams))
+    }
+
+    /// Sends `own` to all peers and receives theirs, each rank's in its place. `number` is the same on all ranks.
+    pub(crate) fn exchange(
+        &self,
+        rank: usize,
+        own: BorrowedFd<'_>,
+        number: u64,
+    ) -> Result<Vec<Option<OwnedFd>>> {
+        // A few bytes to each: the kernel keeps them, and nobody has to read before all are sent.
+        for stream in self.0.iter().flatten() {
+            send(stream, own, number)?;
+        }
+        let receive = |(peer, stream): (usize, &Option<UnixStream>)| match stream {
+            None => Ok(None),
+            Some(stream) => receive(stream, number).map(Some).map_err(|reason| Error::BadPeer { rank: peer, reason }),
+        };
+        let mut files: Vec<_> = self.0.iter().enumerate().map(receive).collect::<Result<_>>()?;
+        files.resize_with(files.len().max(rank + 1), || None);
+        Ok(files)
+    }
+}
+
+/// The rank that has connected, if it is one of `peers`.
+fn greeted(mut stream: UnixStream, peers: &[(i32, String)]) -> Result<(usize, UnixStream), String> {
+    let said = |error: std::io::Error| error.to_string();
+    // By credentials first: nothing that a stranger sends is read.
+    let pid = peer_of(&stream)?;
+    if !peers.iter().any(|&(expected, _)| expected == pid) {
+        return Err(format!("process {pid} is not of this group"));
+    }
+    stream.set_nonblocking(false).map_err(said)?;
+    stream.set_read_timeout(Some(GREETING_LIMIT)).map_err(said)?;
+    let mut greeting = [0; 8];
+    stream.read_exact(&mut greeting).map_err(said)?;
+    let rank = usize::try_from(u64::from_le_bytes(greeting)).unwrap_or(usize::MAX);
+    match peers.get(rank) {
+        Some(&(expected, _)) if expected == pid => Ok((rank, stream)),
+        _ => Err(format!("process {pid} is not rank {rank}")),
+    }
+}
+
+/// Whoever is at the other end is process `pid`, of the same user.
+fn check_credentials(stream: &UnixStream, pid: i32) -> Result<(), String> {
+    match peer_of(stream)? {
+        found if found == pid => Ok(()),
+        found => Err(format!("process {found} listens where process {pid} should (are they in one PID namespace?)")),
+    }
+}
+
+/// The process at the other end, which must be of the same user.
+fn peer_of(stream: &UnixStream) -> Result<i32, String> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(format!("it runs as user {}", peer.uid.as_raw()));
+    }
+    Ok(peer.pid.as_raw_nonzero().get())
+}
+
+fn send(stream: &UnixStream, file: BorrowedFd<'_>, number: u64) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    with.push(SendAncillaryMessage::ScmRights(&files));
+    let bytes = number.to_le_bytes();
+    rustix::net::sendmsg(stream, &[IoSlice::new(&bytes)], &mut with, SendFlags::NOSIGNAL)
+        .map(drop)
+        .map_err(|error| failed("sendmsg")(error.into()))
+}
+
+fn receive(stream: &UnixStream, number: u64) -> Result<OwnedFd, String> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 8];
+    let received =
+        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut bytes)], &mut with, RecvFlags::CMSG_CLOEXEC);
+    let received = received.map_err(|error| format!("it sent no memory: {error}"))?;
+    let mut files = with.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    match files.next().and_then(|mut files| files.next()) {
+        _ if received.bytes == 0 => Err("it has gone".into()),
+        Some(file) if received.bytes == bytes.len() && u64::from_le_bytes(bytes) == number => Ok(file),
+        _ => Err("it sent something else than the memory that was expected".into()),
+    }
+}

@@ -1,0 +1,163 @@
+//! Where the ranks of a group live: what symmetric memory is allocated in.
+
+use crate::{Device, Error, Peers, Result};
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How processes get at each other's GPU memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Sharing {
+    /// [`Sharing::Vmm`] where all GPUs of the group can, else [`Sharing::Ipc`].
+    #[default]
+    Auto,
+    /// The driver's virtual memory management: allocations are handed over as open files. A peer's mapping keeps them alive.
+    Vmm,
+    /// CUDA IPC handles. Memory may be freed only when no peer has it open: dropping symmetric memory waits for the peers to
+    /// drop theirs.
+    Ipc,
+}
+
+impl Display for Sharing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Sharing::Auto => "auto",
+            Sharing::Vmm => "vmm",
+            Sharing::Ipc => "ipc",
+        })
+    }
+}
+
+/// The ranks among which memory is symmetric: all of this process, or one here and each of its peers in a process of its own.
+/// Cloning gives another handle to the same space.
+#[derive(Clone, Debug)]
+pub struct SymmetricSpace(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Here(Arc<[Device]>),
+    AmongProcesses(Arc<OneRank>),
+}
+
+/// This process's rank, among processes.
+#[derive(Clone, Debug)]
+pub(crate) struct OneRank {
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) device: Device,
+    /// Never [`Sharing::Auto`].
+    pub(crate) sharing: Sharing,
+}
+
+impl SymmetricSpace {
+    /// All ranks live in this process, rank r on `devices[r]`. Several may share a device. Devices must be able to address one
+    /// another's memory ([`Device::enable_peer_access`]) unless it is pinned host memory.
+    pub fn here(devices: &[Device]) -> Self {
+        Self(Kind::Here(devices.into()))
+    }
+
+    /// This process is one rank, on `device`, among `peers`. Collective, as is every allocation in it: all ranks make the same
+    /// ones, in the same order.
+    pub fn among(peers: &Arc<Peers>, device: &Device, sharing: Sharing) -> Result<Self> {
+        let can_vmm = device.as_cuda().is_none_or(|gpu| gpu.shares_by_file());
+        let can = peers.exchange("say how memory can be shared", Ok(vec![u8::from(can_vmm)]))?;
+        let cannot = can.iter().position(|can| can.as_slice() != [1]);
+        let sharing = match (sharing, cannot) {
+            (Sharing::Vmm, Some(rank)) => return Err(Error::NoVmm { rank }),
+            (Sharing::Auto, None) => Sharing::Vmm,
+            (Sharing::Auto, Some(_)) => Sharing::Ipc,
+            (asked, _) => asked,
+        };
+        if device.as_cuda().is_some() {
+            tracing::debug!(%sharing, "how processes share GPU memory");
+        }
+        Ok(Self(Kind::AmongProcesses(Arc::new(OneRank {
+            peers: Arc::clone(peers),
+            device: device.clone(),
+            sharing,
+        }))))
+    }
+
+    /// The same ranks, with memory of the host that only their CPUs use.
+    pub fn on_host(&self) -> Self {
+        Self(match &self.0 {
+            Kind::Here(devices) => Kind::Here(devices.iter().map(|_| Device::host()).collect()),
+            Kind::AmongProcesses(one) => {
+                Kind::AmongProcesses(Arc::new(OneRank { device: Device::host(), ..OneRank::clone(one) }))
+            }
+        })
+    }
+
+    /// Ranks in all.
+    pub fn world_size(&self) -> usize {
+        match &self.0 {
+            Kind::Here(devices) => devices.len(),
+            Kind::AmongProcesses(one) => one.peers.world_size(),
+        }
+    }
+
+    /// The ranks that live in this process.
+    pub fn local_ranks(&self) -> Range<usize> {
+        match &self.0 {
+            Kind::Here(devices) => 0..devices.len(),
+            Kind::AmongProcesses(one) => one.peers.rank()..one.peers.rank() + 1,
+        }
+    }
+
+    /// The other processes, if there are any to take steps with.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        match &self.0 {
+            Kind::Here(_) => None,
+            Kind::AmongProcesses(one) => Some(&one.peers),
+        }
+    }
+
+    /// As [`Peers::together`]; where all ranks live in this process, simply `work`.
+    pub fn together<T, E: From<Error> + Display>(
+        &self,
+        terms: &str,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.peers() {
+            None => work(),
+            Some(peers) => peers.together(terms, work),
+        }
+    }
+
+    /// All devices, or this process's place.
+    pub(crate) fn ranks(&self) -> Ranks<'_> {
+        match &self.0 {
+            Kind::Here(devices) => Ranks::Here(devices),
+            Kind::AmongProcesses(one) => Ranks::AmongProcesses(one),
+        }
+    }
+}
+
+/// A look into a space.
+pub(crate) enum Ranks<'a> {
+    Here(&'a [Device]),
+    AmongProcesses(&'a Arc<OneRank>),
+}
+
+impl From<&SymmetricSpace> for SymmetricSpace {
+    fn from(space: &SymmetricSpace) -> Self {
+        space.clone()
+    }
+}
+
+impl From<&[Device]> for SymmetricSpace {
+    fn from(devices: &[Device]) -> Self {
+        Self::here(devices)
+    }
+}
+
+impl From<&Vec<Device>> for SymmetricSpace {
+    fn from(devices: &Vec<Device>) -> Self {
+        Self::here(devices)
+    }
+}
+
+impl<const N: usize> From<&[Device; N]> for SymmetricSpace {
+    fn from(devices: &[Device; N]) -> Self {
+        Self::here(devices)
+    }
+}
