@@ -60,7 +60,7 @@ pub fn scaled<E: Element, Op: Buffers>(
     if let Some(bias) = bias {
         whole = whole.with_bias(bias)?;
     }
-    for (rank, stream) in whole.streams().enumerate() {
+    for (rank, stream) in group.local_ranks().zip(whole.streams()) {
         for (address, bytes) in op.buffers(rank) {
             poison(stream, address, bytes)?;
         }

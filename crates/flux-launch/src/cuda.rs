@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
 /// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200). Four of 132 leave a number that eight
 /// ranks share without a rest.
-pub(crate) const SMS_FOR_COPIES: u32 = 4;
+pub const SMS_FOR_COPIES: u32 = 4;
 
 /// Blocks of the portable GEMM that run on an SM at once.
 const PORTABLE_BLOCKS_PER_SM: u64 = 2;

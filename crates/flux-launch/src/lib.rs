@@ -19,6 +19,7 @@ mod trace;
 
 pub use catalogue::{KernelInfo, catalogue, embedded_bytes};
 pub use clock::Clock;
+pub use cuda::SMS_FOR_COPIES;
 pub use destinations::{Destinations, Slots};
 pub use dtype::{DType, Element};
 pub use e4m3::E4m3;

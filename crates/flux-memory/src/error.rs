@@ -146,7 +146,9 @@ pub enum Error {
         other_host: String,
     },
     /// Memory was to be shared by VMM, and a GPU cannot.
-    #[error("the GPU of rank {rank} cannot share memory as files (VMM); use `Sharing::Auto` or `Sharing::Ipc`")]
+    #[error(
+        "the GPU of rank {rank} cannot share memory as files (VMM); use `Sharing::Auto` or `Sharing::Ipc`"
+    )]
     NoVmm {
         /// The rank.
         rank: usize,

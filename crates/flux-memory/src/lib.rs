@@ -33,8 +33,8 @@ pub use stamp::Stamp;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
 pub use timer::Timer;
-pub use watchdog::PeerWatch;
 pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
+pub use watchdog::PeerWatch;
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

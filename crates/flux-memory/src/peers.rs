@@ -36,11 +36,17 @@ impl Peers {
         };
         let own = Introduction::own();
         let listening = Listening::open();
-        let introduced = listening.as_ref().map(|listening| own.bytes(listening.path())).map_err(Error::clone);
+        let introduced =
+            listening.as_ref().map(|listening| own.bytes(listening.path())).map_err(Error::clone);
         let all = peers.exchange("introduce each other", introduced)?;
         let all: Vec<_> = all.iter().map(|bytes| Introduction::read(bytes)).collect();
         if let Some(other) = all.iter().position(|peer| peer.machine != own.machine) {
-            return Err(Error::OtherMachine { rank, host: own.host, other, other_host: all[other].host.clone() });
+            return Err(Error::OtherMachine {
+                rank,
+                host: own.host,
+                other,
+                other_host: all[other].host.clone(),
+            });
         }
         peers.local_rank = rank;
         let addresses: Vec<_> = all.iter().map(|peer| (peer.pid, peer.path.clone())).collect();
@@ -76,7 +82,8 @@ impl Peers {
     /// Takes the step that is called `step`: every rank's `own` bytes, in rank order. An error on all ranks if one brings an
     /// error, or takes another step.
     pub fn exchange(&self, step: &str, own: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-        let said = Said { step: step.to_owned(), outcome: own.as_ref().map_err(ToString::to_string).cloned() };
+        let said =
+            Said { step: step.to_owned(), outcome: own.as_ref().map_err(ToString::to_string).cloned() };
         let heard = self.bootstrap.all_gather(&said.bytes()).map_err(|error| {
             self.failure_told.store(true, Ordering::Relaxed);
             Error::Channel { step: step.to_owned(), reason: error.to_string() }

@@ -21,6 +21,19 @@ impl<T> PerRank<T> {
         Ok(Self { first: ranks.start, values: ranks.map(value).collect::<Result<_, _>>()? })
     }
 
+    /// What `map` makes of each rank's value.
+    pub fn map<U>(self, map: impl FnMut(T) -> U) -> PerRank<U> {
+        PerRank { first: self.first, values: self.values.into_iter().map(map).collect() }
+    }
+
+    /// What `map` makes of each rank and its value, or the first error.
+    pub fn try_map<U, E>(self, mut map: impl FnMut(usize, T) -> Result<U, E>) -> Result<PerRank<U>, E> {
+        let (first, ranks) = (self.first, self.ranks());
+        let values =
+            ranks.zip(self.values).map(|(rank, value)| map(rank, value)).collect::<Result<_, _>>()?;
+        Ok(PerRank { first, values })
+    }
+
     /// The ranks, as the group numbers them.
     pub fn ranks(&self) -> Range<usize> {
         self.first..self.first + self.values.len()
@@ -49,11 +62,6 @@ impl<T> PerRank<T> {
     /// Each rank and its value, in rank order.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, &T)> {
         self.ranks().zip(&self.values)
-    }
-
-    /// The ranks' values, without their numbers.
-    pub fn values(&self) -> &[T] {
-        &self.values
     }
 }
 

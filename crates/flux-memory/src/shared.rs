@@ -66,11 +66,13 @@ impl SharedPieces {
         };
         handles.resize_with(peers.world_size(), || None);
         let mut shared = Self { own: Some(own), of_peers: Vec::new(), peers: Arc::clone(peers) };
-        let opened = handles.into_iter().enumerate().filter(|&(peer, _)| peer != rank).try_for_each(|(peer, handle)| {
-            let missing = || Error::BadPeer { rank: peer, reason: "it handed out no memory".into() };
-            shared.of_peers.push((peer, open(one, handle.ok_or_else(missing)?, bytes, placement)?));
-            Ok(())
-        });
+        let opened = handles.into_iter().enumerate().filter(|&(peer, _)| peer != rank).try_for_each(
+            |(peer, handle)| {
+                let missing = || Error::BadPeer { rank: peer, reason: "it handed out no memory".into() };
+                shared.of_peers.push((peer, open(one, handle.ok_or_else(missing)?, bytes, placement)?));
+                Ok(())
+            },
+        );
         peers.share("map each other's memory", opened)?; // if it fails on one rank, all drop what they have
         Ok(shared)
     }
@@ -132,8 +134,12 @@ fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Re
         (Device::Cuda(gpu), Placement::PinnedHost, Handle::File(file)) => {
             Piece::Pinned(PinnedMapping::new(gpu, MemoryFile::open(file, bytes)?.map()?)?)
         }
-        (Device::Cuda(gpu), Placement::Device, Handle::File(file)) => Piece::Vmm(VmmMemory::open(gpu, file, bytes)?),
+        (Device::Cuda(gpu), Placement::Device, Handle::File(file)) => {
+            Piece::Vmm(VmmMemory::open(gpu, file, bytes)?)
+        }
         (Device::Cuda(gpu), _, Handle::Bytes(handle)) => Piece::IpcOfPeer(IpcMemory::open(gpu, &handle)?),
-        (Device::Host, _, Handle::Bytes(_)) => return Err(Error::BackendMismatch { what: "a peer's memory" }),
+        (Device::Host, _, Handle::Bytes(_)) => {
+            return Err(Error::BackendMismatch { what: "a peer's memory" });
+        }
     })
 }

@@ -6,7 +6,8 @@
 
 use crate::{Error, Result};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use std::fs::{DirBuilder, Permissions};
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -106,7 +107,9 @@ impl Sockets {
         while let Some(missing) = (rank + 1..peers.len()).find(|&peer| streams[peer].is_none()) {
             match listening.listener.accept() {
                 Ok((stream, _)) => match greeted(stream, peers) {
-                    Ok((peer, stream)) if peer > rank && streams[peer].is_none() => streams[peer] = Some(stream),
+                    Ok((peer, stream)) if peer > rank && streams[peer].is_none() => {
+                        streams[peer] = Some(stream)
+                    }
                     Ok((peer, _)) => tracing::warn!(peer, "refused a second connection of a rank"),
                     Err(reason) => tracing::warn!(reason, "refused a connection"),
                 },
@@ -140,7 +143,9 @@ impl Sockets {
         }
         let receive = |(peer, stream): (usize, &Option<UnixStream>)| match stream {
             None => Ok(None),
-            Some(stream) => receive(stream, number).map(Some).map_err(|reason| Error::BadPeer { rank: peer, reason }),
+            Some(stream) => {
+                receive(stream, number).map(Some).map_err(|reason| Error::BadPeer { rank: peer, reason })
+            }
         };
         let mut files: Vec<_> = self.0.iter().enumerate().map(receive).collect::<Result<_>>()?;
         files.resize_with(files.len().max(rank + 1), || None);
@@ -171,7 +176,9 @@ fn greeted(mut stream: UnixStream, peers: &[(i32, String)]) -> Result<(usize, Un
 fn check_credentials(stream: &UnixStream, pid: i32) -> Result<(), String> {
     match peer_of(stream)? {
         found if found == pid => Ok(()),
-        found => Err(format!("process {found} listens where process {pid} should (are they in one PID namespace?)")),
+        found => Err(format!(
+            "process {found} listens where process {pid} should (are they in one PID namespace?)"
+        )),
     }
 }
 

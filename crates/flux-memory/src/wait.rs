@@ -96,7 +96,8 @@ impl FaultLog {
         let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
         let flag = Buffer::allocate(device, 2 * size_of::<u32>(), Placement::Device)?;
         let rescue = device.as_cuda().map(|gpu| CudaStream::new(gpu, Priority::Rescue)).transpose()?;
-        let record = Record { fault: record, flag, from_watchdog: Mutex::new(None), lost: OnceLock::new(), rescue };
+        let record =
+            Record { fault: record, flag, from_watchdog: Mutex::new(None), lost: OnceLock::new(), rescue };
         Ok(Arc::new(Self { rank, budget, record: Arc::new(record) }))
     }
 

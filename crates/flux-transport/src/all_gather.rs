@@ -5,10 +5,10 @@
 //! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else: [`Awaited`]); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 
-use crate::link::{Link, PeerWords, check_rank};
+use crate::link::{Link, PeerWords, check_rank, here};
 use crate::rows::Layout;
 use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
-use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
 
@@ -37,11 +37,12 @@ pub struct AllGatherSpec {
     pub signal_loss: Option<SignalLoss>,
 }
 
-/// The buffers, signals and streams of an AllGather among the ranks of this process.
+/// The buffers, signals and streams of an AllGather, of the ranks of this process.
 #[derive(Debug)]
 pub struct AllGather {
     /// First, so that they are dropped first: their wait points before the signals.
-    pub(crate) ranks: Vec<Rank>,
+    pub(crate) ranks: PerRank<Rank>,
+    pub(crate) world_size: usize,
     pub(crate) transfer: Box<dyn DataTransfer>,
     pub(crate) spec: AllGatherSpec,
     pub(crate) largest: Chunks,
@@ -77,40 +78,37 @@ impl AllGather {
         let world_size = members.world_size();
         let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
         let largest = largest.tapered(spec.taper, 0);
-        let devices = &members.devices;
+        let space = &members.space;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
         let (gathered_layout, outbox_layout) = (layout(spec.max_rows), layout(largest.shards().max_rows()));
         let allocate =
-            |layout: Layout, placement| SymmetricBuffer::allocate(devices, layout.bytes(), placement);
+            |layout: Layout, placement| SymmetricBuffer::allocate(space, layout.bytes(), placement);
         let gathered_in = if through_host { Placement::Device } else { spec.placement };
         let gathered = allocate(gathered_layout, gathered_in)?;
         let outbox = through_host.then(|| allocate(outbox_layout, spec.placement)).transpose()?;
         let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
         let (acks, ready, arrived) = (words(0), words(1), words(2));
         let signals = SymmetricSignals::allocate(
-            devices,
+            space,
             largest.signals().saturating_add(3 * world_size),
             spec.placement,
         )?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let ranks = Link::all(members, largest.signals())?
-            .into_iter()
-            .enumerate()
-            .map(|(rank, link)| {
-                let log = &members.faults[rank];
-                let others = || (0..world_size).filter(move |&peer| peer != rank);
-                Ok(Rank {
-                    link,
-                    may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                    all_acked: acks.wait_point(&signals, log, spec.op, rank, others())?,
-                    all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
-                    shard_arrived: Vec::new(),
-                })
+        let ranks = Link::all(members, largest.signals())?.try_map(|rank, link| {
+            let log = &members.faults[rank];
+            let others = || (0..world_size).filter(move |&peer| peer != rank);
+            Ok::<_, Error>(Rank {
+                link,
+                may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
+                all_acked: acks.wait_point(&signals, log, spec.op, rank, others())?,
+                all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
+                shard_arrived: Vec::new(),
             })
-            .collect::<Result<_>>()?;
+        })?;
         let mut gather = Self {
             ranks,
+            world_size,
             transfer,
             spec,
             largest,
@@ -149,7 +147,7 @@ impl AllGather {
         if rows > max_rows {
             return Err(Error::TooManyRows { rows, max_rows });
         }
-        let shards = Shards::new(rows, self.ranks.len())?;
+        let shards = Shards::new(rows, self.world_size)?;
         let chunks = Chunks::new(shards, self.spec.chunk_rows)?;
         Ok(chunks.tapered(self.spec.taper, receiver).numbered_as(&self.largest))
     }
@@ -157,7 +155,7 @@ impl AllGather {
     /// Where `rank` may put its shard of a call with `rows` rows before [`AllGather::stage`], to save a copy; only after
     /// [`AllGather::claim`].
     pub fn shard(&self, rank: usize, rows: usize) -> Result<Address> {
-        check_rank(rank, self.ranks.len())?;
+        check_rank(rank, self.world_size)?;
         let first_row = self.chunks(rank, rows)?.shards().range(rank).start;
         Ok(self.gathered_layout.rows_at(self.gathered(rank), first_row, false).rows)
     }
@@ -168,8 +166,7 @@ impl AllGather {
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn claim(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        let state = &self.ranks[rank];
+        let state = here(&self.ranks, rank, self.world_size)?;
         state.link.follow_previous(compute)?; // which ended after its own pushes
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
@@ -194,11 +191,10 @@ impl AllGather {
         keep_own: bool,
         compute: &Stream,
     ) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
+        let state = here(&self.ranks, rank, self.world_size)?;
         let (shard, chunks) = (shard.into(), self.chunks(rank, rows)?);
         let (own_rows, with_side) = (chunks.shards().range(rank), shard.side.is_some());
         let own_place = self.gathered_layout.rows_at(self.gathered(rank), own_rows.start, with_side);
-        let state = &self.ranks[rank];
         let push = self.spec.direction == Direction::Push;
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the caller answers for
         // the shard. The epochs keep the peers' accesses apart.
@@ -239,7 +235,7 @@ impl AllGather {
         shard: impl Into<Rows>,
         awaited: Awaited,
     ) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
+        let link = &here(&self.ranks, rank, self.world_size)?.link;
         let shard = shard.into();
         // SAFETY: as above.
         unsafe {
@@ -251,14 +247,14 @@ impl AllGather {
                 }
             }
         }
-        self.ranks[rank].link.end()
+        link.end()
     }
 
     /// # Safety
     /// As for [`AllGather::stage`].
     unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Rows, awaited: Awaited) -> Result<()> {
         let state = &self.ranks[rank];
-        for peer in push_order(rank, self.ranks.len()) {
+        for peer in push_order(rank, self.world_size) {
             let chunks = self.chunks(peer, rows)?;
             let first_row = chunks.shards().range(rank).start;
             // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
@@ -285,7 +281,7 @@ impl AllGather {
         awaited: Awaited,
     ) -> Result<()> {
         let state = &self.ranks[rank];
-        for peer in arrival_order(rank, self.ranks.len()) {
+        for peer in arrival_order(rank, self.world_size) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch)?;
@@ -362,16 +358,17 @@ impl AllGather {
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn wait_for_all(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
+        let state = here(&self.ranks, rank, self.world_size)?;
         // SAFETY: the signals belong to this op.
-        unsafe { compute.wait_values(&self.ranks[rank].all_arrived, epoch) }.map_err(Error::from)
+        unsafe { compute.wait_values(&state.all_arrived, epoch) }.map_err(Error::from)
     }
 
     /// Makes it possible to wait for one shard at a time: [`AllGather::wait_for`]. `members` are those that it was built
     /// for.
     pub fn watch_shards(&mut self, members: &Members) -> Result<()> {
-        for (rank, (state, log)) in self.ranks.iter_mut().zip(&members.faults).enumerate() {
-            state.shard_arrived =
+        for rank in self.ranks.ranks() {
+            let log = &members.faults[rank];
+            self.ranks[rank].shard_arrived =
                 self.arrived.wait_points(&self.signals, log, self.spec.op, rank, members.world_size())?;
         }
         Ok(())
@@ -388,12 +385,11 @@ impl AllGather {
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn wait_for(&self, rank: usize, peer: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        check_rank(peer, self.ranks.len())?;
+        let state = here(&self.ranks, rank, self.world_size)?;
+        check_rank(peer, self.world_size)?;
         if peer == rank {
             return Ok(());
         }
-        let state = &self.ranks[rank];
         let point = state.shard_arrived.get(peer).unwrap_or(&state.all_arrived);
         // SAFETY: the signals belong to this op.
         unsafe { compute.wait_values(point, epoch) }.map_err(Error::from)
@@ -404,8 +400,7 @@ impl AllGather {
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        let link = &self.ranks[rank].link;
+        let link = &here(&self.ranks, rank, self.world_size)?.link;
         if self.spec.direction == Direction::Push {
             // SAFETY: the signals belong to this op.
             unsafe { self.acks.raise(&self.signals, compute, rank, self.others(rank), epoch)? };
@@ -415,7 +410,7 @@ impl AllGather {
     }
 
     fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
-        (0..self.ranks.len()).filter(move |&peer| peer != rank)
+        (0..self.world_size).filter(move |&peer| peer != rank)
     }
 
     /// Waits on this thread until all calls and transfers have ended.

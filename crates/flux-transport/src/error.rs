@@ -27,6 +27,12 @@ pub enum Error {
         /// Ranks run from 0 to this, exclusive.
         world_size: usize,
     },
+    /// A rank of another process was asked to do something.
+    #[error("rank {rank} does not live in this process")]
+    NotHere {
+        /// The rank.
+        rank: usize,
+    },
     /// A member lacks a part.
     #[error(
         "{devices} devices, {logs} fault logs and {events} events are no members; give each rank one of each"

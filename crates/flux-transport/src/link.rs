@@ -1,34 +1,52 @@
 //! What each rank needs to take part in a transfer.
 
 use crate::{Error, Result, TransferLog};
-use flux_memory::{Address, Device, Event, FaultLog, Stream, SymmetricSignals, WaitPoint, WaitSite};
+use flux_memory::{
+    Address, Device, Event, FaultLog, PerRank, Stream, SymmetricSignals, SymmetricSpace, WaitPoint, WaitSite,
+};
 use std::sync::Arc;
 
-/// The ranks of a group that live in this process: where each computes, and where its expired waits are recorded.
+/// The ranks of a group, and of those that live in this process where each computes, and where its expired waits are recorded.
 #[derive(Clone, Debug)]
 pub struct Members {
+    /// All ranks: where their symmetric memory is.
+    pub space: SymmetricSpace,
     /// Rank r's device.
-    pub devices: Vec<Device>,
+    pub devices: PerRank<Device>,
     /// Rank r's log.
-    pub faults: Vec<Arc<FaultLog>>,
+    pub faults: PerRank<Arc<FaultLog>>,
     /// The end of rank r's last call, of whatever operation: its calls come one after the other. Two that wait for peers
     /// at the same time could each hold what the other's peers need.
-    pub last_calls: Vec<Arc<Event>>,
+    pub last_calls: PerRank<Arc<Event>>,
     /// Whether it is noted when chunks move ([`crate::TransferLog`]).
     pub trace: bool,
 }
 
 impl Members {
-    /// The ranks on `devices`, none of which has made a call yet, and whose transfers are not traced.
+    /// The ranks on `devices`, all in this process, none of which has made a call yet, and whose transfers are not traced.
     pub fn new(devices: Vec<Device>, faults: Vec<Arc<FaultLog>>) -> Result<Self> {
-        let event = |device: &Device| Ok(Arc::new(Event::new(device)?));
-        let last_calls = devices.iter().map(event).collect::<Result<_>>()?;
-        Ok(Self { devices, faults, last_calls, trace: false })
+        Self::of(SymmetricSpace::here(&devices), devices.into(), faults.into())
+    }
+
+    /// The ranks of `space`: for each that lives in this process, its device and log.
+    pub fn of(
+        space: SymmetricSpace,
+        devices: PerRank<Device>,
+        faults: PerRank<Arc<FaultLog>>,
+    ) -> Result<Self> {
+        let event = |rank| Event::new(&devices[rank]).map(Arc::new);
+        let last_calls = PerRank::try_new(devices.ranks(), event)?;
+        Ok(Self { space, devices, faults, last_calls, trace: false })
     }
 
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
-        self.devices.len()
+        self.space.world_size()
+    }
+
+    /// The ranks that live in this process.
+    pub fn local_ranks(&self) -> std::ops::Range<usize> {
+        self.space.local_ranks()
     }
 }
 
@@ -63,22 +81,20 @@ impl Link {
         })
     }
 
-    /// One for each rank, on which a call moves at most `chunks` chunks.
-    pub(crate) fn all(members: &Members, chunks: usize) -> Result<Vec<Self>> {
-        let devices = members.devices.len();
-        if members.faults.len() != devices || members.last_calls.len() != devices {
-            let (logs, events) = (members.faults.len(), members.last_calls.len());
+    /// One for each rank of this process, on which a call moves at most `chunks` chunks.
+    pub(crate) fn all(members: &Members, chunks: usize) -> Result<PerRank<Self>> {
+        let Members { devices, faults, last_calls, .. } = members;
+        let ranks = members.local_ranks();
+        if [devices.ranks(), faults.ranks(), last_calls.ranks()].iter().any(|of| *of != ranks) {
+            let [devices, logs, events] =
+                [devices.ranks(), faults.ranks(), last_calls.ranks()].map(|of| of.len());
             return Err(Error::IncompleteMembers { devices, logs, events });
         }
-        members
-            .devices
-            .iter()
-            .zip(&members.last_calls)
-            .map(|(device, last)| {
-                let log = members.trace.then(|| TransferLog::new(device, chunks)).transpose()?;
-                Self::new(device, last, log)
-            })
-            .collect()
+        PerRank::try_new(ranks, |rank| {
+            let device = &devices[rank];
+            let log = members.trace.then(|| TransferLog::new(device, chunks)).transpose()?;
+            Self::new(device, &last_calls[rank], log)
+        })
     }
 
     /// A call may come on another stream than the rank's call before it: it begins after that one's end.
@@ -119,6 +135,12 @@ impl Link {
 
 pub(crate) fn check_rank(rank: usize, world_size: usize) -> Result<()> {
     if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
+}
+
+/// What is kept for `rank`, if it lives in this process.
+pub(crate) fn here<T>(ranks: &PerRank<T>, rank: usize, world_size: usize) -> Result<&T> {
+    check_rank(rank, world_size)?;
+    ranks.get(rank).ok_or(Error::NotHere { rank })
 }
 
 /// A row of signals with one word per peer, at the same place in every rank's array.

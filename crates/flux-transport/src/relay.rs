@@ -6,10 +6,10 @@
 //! is idle until the first chunk is complete. Nobody else waits for a chunk, so it has one signal, which the GEMM raises; when its rows are at the owner, the transfer stream raises its blocks' signals there.
 //! The owner cannot tell relayed tiles from those that a GEMM delivered directly.
 
-use crate::link::{check_rank, raise_words, stream_site};
+use crate::link::{here, raise_words, stream_site};
 use crate::scatter::Scatter;
 use crate::{Chunk, Error, Members, Result, ScatterSpec};
-use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ pub struct Target {
     pub gate: Range<usize>,
 }
 
-/// What relaying takes, of all ranks.
+/// What relaying takes, of the ranks of this process.
 #[derive(Debug)]
 pub(crate) struct Relay {
     /// First, so that they are dropped first: wait points before the signals.
-    waits: Vec<Waits>,
+    waits: PerRank<Waits>,
     /// Each rank's tiles for the others, laid out like their slots, `[owner][slot rows]`: what a tile writes below a
     /// shard's end is no other shard's.
     tiles: Arc<SymmetricBuffer>,
@@ -74,17 +74,14 @@ impl Relay {
         let slot_bytes = slot_rows.saturating_mul(row_bytes);
         // Nobody but the rank itself accesses either, wherever its peers' slots lie.
         let bytes = world_size.saturating_mul(slot_bytes);
-        let tiles = SymmetricBuffer::allocate(&members.devices, bytes, Placement::Device)?;
+        let tiles = SymmetricBuffer::allocate(&members.space, bytes, Placement::Device)?;
         let signals = largest.signals();
-        let written = SymmetricSignals::allocate(&members.devices, signals, Placement::Device)?;
-        let waits = (0..world_size)
-            .map(|rank| {
-                let of_chunk = |signal| vec![(written.word(rank, signal), stream_site(rank, signal))];
-                let of_rank =
-                    members.faults[rank].wait_points(spec.op, (0..signals).map(of_chunk).collect())?;
-                Ok(Waits { acked: acked(rank)?, written: of_rank })
-            })
-            .collect::<Result<_>>()?;
+        let written = SymmetricSignals::allocate(&members.space, signals, Placement::Device)?;
+        let waits = PerRank::try_new(members.local_ranks(), |rank| {
+            let of_chunk = |signal| vec![(written.word(rank, signal), stream_site(rank, signal))];
+            let of_rank = members.faults[rank].wait_points(spec.op, (0..signals).map(of_chunk).collect())?;
+            Ok::<_, Error>(Waits { acked: acked(rank)?, written: of_rank })
+        })?;
         let tiles = Arc::new(tiles);
         Ok(Self { waits, tiles, written, largest, taper, block_rows, row_bytes, slot_bytes })
     }
@@ -137,7 +134,7 @@ impl Scatter {
     /// The chunks in which `rank`'s tiles for the others are relayed in a call with `rows` rows: those of a chunk share a
     /// signal. None if none are relayed.
     pub fn relayed_chunks(&self, rank: usize, rows: usize) -> Result<Option<Chunks>> {
-        let shards = Shards::new(rows, self.ranks.len())?;
+        let shards = Shards::new(rows, self.world_size)?;
         self.relay.as_ref().map(|relay| relay.chunks(rank, shards)).transpose()
     }
 
@@ -152,10 +149,10 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`], which comes before.
     pub unsafe fn begin_relay(&self, rank: usize, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
+        let link = &here(&self.ranks, rank, self.world_size)?.link;
         match self.relay {
             // Not earlier: the bound of the wait for the first tile is not to run while the GEMM is queued.
-            Some(_) => self.ranks[rank].link.fork(compute),
+            Some(_) => link.fork(compute),
             None => Ok(()),
         }
     }
@@ -166,8 +163,8 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn relay(&self, rank: usize, epoch: u32, rows: usize) -> Result<()> {
-        let world_size = self.ranks.len();
-        check_rank(rank, world_size)?;
+        let world_size = self.world_size;
+        let link = &here(&self.ranks, rank, world_size)?.link;
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
@@ -177,7 +174,7 @@ impl Scatter {
             // SAFETY: the caller's promise.
             unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
         }
-        self.ranks[rank].link.end()
+        link.end()
     }
 
     /// # Safety

@@ -10,10 +10,10 @@
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
-use crate::link::{Link, PeerWords, check_rank};
+use crate::link::{Link, PeerWords, check_rank, here};
 use crate::relay::Relay;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
-use flux_memory::{Address, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,11 +49,12 @@ pub struct ScatterSpec {
     pub signal_loss: Option<SignalLoss>,
 }
 
-/// The slots, signals and streams of a ReduceScatter among the ranks of this process.
+/// The slots, signals and streams of a ReduceScatter, of the ranks of this process.
 #[derive(Debug)]
 pub struct Scatter {
     /// First, so that they are dropped first: their wait points before the signals.
-    pub(crate) ranks: Vec<Rank>,
+    pub(crate) ranks: PerRank<Rank>,
+    pub(crate) world_size: usize,
     pub(crate) relay: Option<Relay>,
     pub(crate) transfer: Box<dyn DataTransfer>,
     pub(crate) spec: ScatterSpec,
@@ -107,35 +108,32 @@ impl Scatter {
     ) -> Result<Self> {
         let world_size = members.world_size();
         let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
-        let (slot_rows, devices) = (chunks.shards().max_rows(), &members.devices);
+        let (slot_rows, space) = (chunks.shards().max_rows(), &members.space);
         let blocks = if spec.block_rows == 0 { 0 } else { slot_rows.div_ceil(spec.block_rows) };
         let allocate = |rows: usize, placement| {
-            SymmetricBuffer::allocate(devices, rows.saturating_mul(spec.row_bytes), placement)
+            SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
         };
         let slots = allocate(world_size.saturating_mul(slot_rows), spec.placement)?;
         let words = |row: usize| PeerWords { first: blocks.saturating_add(row).saturating_mul(world_size) };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
         let signals = SymmetricSignals::allocate(
-            devices,
+            space,
             blocks.saturating_add(4).saturating_mul(world_size),
             spec.placement,
         )?;
         let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
-        let lost = SymmetricSignals::allocate(devices, lost_blocks, spec.placement)?;
+        let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let ranks = Link::all(members, slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size))?
-            .into_iter()
-            .enumerate()
-            .map(|(rank, link)| {
-                let log = &members.faults[rank];
-                Ok(Rank {
-                    link,
-                    may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                    all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
-                    last_pull: AtomicU64::new(NO_PULL),
-                })
+        let most_chunks = slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size);
+        let ranks = Link::all(members, most_chunks)?.try_map(|rank, link| {
+            let log = &members.faults[rank];
+            Ok::<_, Error>(Rank {
+                link,
+                may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
+                all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
+                last_pull: AtomicU64::new(NO_PULL),
             })
-            .collect::<Result<_>>()?;
+        })?;
         let acked =
             |rank: usize| acks.wait_points(&signals, &members.faults[rank], spec.op, rank, world_size);
         let relayed = spec.relayed && !to_all;
@@ -164,6 +162,7 @@ impl Scatter {
             ready,
             pulled,
             ranks,
+            world_size,
         })
     }
 
@@ -215,8 +214,7 @@ impl Scatter {
     /// # Safety
     /// Every rank makes the same sequence of calls, with the same rows and ways; epochs rise by one from 1.
     pub unsafe fn begin(&self, rank: usize, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        let state = &self.ranks[rank];
+        let state = here(&self.ranks, rank, self.world_size)?;
         state.link.follow_previous(compute)?;
         match u32::try_from(state.last_pull.load(Ordering::Relaxed)) {
             Err(_) => Ok(()),
@@ -230,11 +228,10 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn stage(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        let state = &self.ranks[rank];
+        let state = here(&self.ranks, rank, self.world_size)?;
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
-            unsafe { self.ready.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
+            unsafe { self.ready.raise(&self.signals, compute, rank, 0..self.world_size, epoch)? };
             state.last_pull.store(u64::from(epoch), Ordering::Relaxed);
         }
         state.link.fork(compute)
@@ -246,8 +243,8 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
-        let world_size = self.ranks.len();
-        check_rank(rank, world_size)?;
+        let world_size = self.world_size;
+        let link = &here(&self.ranks, rank, world_size)?.link;
         let push = self.spec.direction == Direction::Push;
         for step in 1..=world_size {
             // Sending from rank + 1 on, around to itself, and receiving in the order in which that sends: in every step
@@ -256,7 +253,6 @@ impl Scatter {
             // SAFETY: the caller's promise.
             unsafe { self.transfer_with(rank, peer, epoch, rows)? };
         }
-        let link = &self.ranks[rank].link;
         link.end()?;
         link.join(compute)
     }
@@ -275,9 +271,8 @@ impl Scatter {
         rows: usize,
         compute: &Stream,
     ) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
-        check_rank(destination, self.ranks.len())?;
-        let state = &self.ranks[rank];
+        let state = here(&self.ranks, rank, self.world_size)?;
+        check_rank(destination, self.world_size)?;
         // SAFETY: the signals belong to this op; the rest is the caller's promise.
         unsafe {
             if self.spec.direction == Direction::Push {
@@ -300,8 +295,7 @@ impl Scatter {
             // SAFETY: the caller's promise.
             return unsafe { self.transfer(rank, epoch, rows, compute) };
         }
-        check_rank(rank, self.ranks.len())?;
-        let link = &self.ranks[rank].link;
+        let link = &here(&self.ranks, rank, self.world_size)?.link;
         link.end()?;
         link.join(compute)
     }
@@ -314,7 +308,7 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = cut(rows, self.ranks.len(), self.spec.chunk_rows, self.to_all)?;
+        let chunks = cut(rows, self.world_size, self.spec.chunk_rows, self.to_all)?;
         let state = &self.ranks[rank];
         let transfers = &state.link.transfers;
         let push = self.spec.direction == Direction::Push;
@@ -367,10 +361,9 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        check_rank(rank, self.ranks.len())?;
+        let link = &here(&self.ranks, rank, self.world_size)?.link;
         // SAFETY: the signals belong to this op.
-        unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.ranks.len(), epoch)? };
-        let link = &self.ranks[rank].link;
+        unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.world_size, epoch)? };
         if self.relay.is_some() {
             link.join(compute)?; // the next call overwrites the tiles; the peers need not wait for that
         }

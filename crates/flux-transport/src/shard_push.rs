@@ -73,7 +73,7 @@ impl AllGather {
         if self.spec.direction != Direction::Push || by_chunks || world_size < 2 {
             return Ok(());
         }
-        for rank in 0..world_size {
+        for rank in members.local_ranks() {
             let route = |peer| {
                 let word = |index| match self.is_lost(rank, peer) {
                     false => self.signals.word(peer, index),
@@ -136,7 +136,7 @@ impl AllGather {
                 }
             }
             // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
-            for peer in push_order(rank, self.ranks.len()) {
+            for peer in push_order(rank, self.world_size) {
                 let to = self.gathered_layout.rows_at(self.gathered(peer), rows.start, true).side;
                 if let (Some(from), Some(to)) = (shard.side, to) {
                     let bytes = rows.len() * self.spec.side_bytes;

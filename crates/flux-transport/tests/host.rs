@@ -476,7 +476,7 @@ fn bad_arguments_are_errors() {
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
     let huge = ScatterSpec { max_rows: usize::MAX, block_rows: 1, ..scatter_spec(Direction::Push, 1) };
     assert!(matches!(Scatter::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
-    let short = Members { faults: Vec::new(), ..members.clone() };
+    let short = Members { faults: Vec::new().into(), ..members.clone() };
     let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(Direction::Push, 4));
     assert!(matches!(incomplete, Err(Error::IncompleteMembers { devices: 2, logs: 0, .. })));
     let no_rows = gather_spec(Direction::Push, 0);

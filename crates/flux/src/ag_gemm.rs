@@ -14,7 +14,7 @@ use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
-use flux_memory::{Address, Stream};
+use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
@@ -55,9 +55,13 @@ impl AgGemm {
     /// Allocates, for every rank, the gathered rows (`max_m · K` elements, and `max_m` scales if they can have any), the signals and the schedules, and loads the
     /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        group.together("ag-gemm", &spec, || Self::build(group, spec.clone()))
+    }
+
+    fn build(group: &Group, spec: OpSpec) -> Result<Self> {
         let world_size = group.world_size();
         spec.check()?;
-        let tile = group.launcher(0).tile(spec.dtype)?;
+        let tile = group.any_launcher().tile(spec.dtype)?;
         let shards = Shards::new(spec.max_m, world_size)?;
         let columns = Shards::new(epilogue::columns(&spec)?, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
@@ -85,14 +89,11 @@ impl AgGemm {
             gather.watch_shards(group.members())?;
         }
         let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
-        let schedules = group
-            .local_ranks()
-            .map(|rank| {
-                group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
-                Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
-            })
-            .collect::<Result<_>>()?;
-        let state = OpState::new(schedules);
+        let schedules = PerRank::try_new(group.local_ranks(), |rank| {
+            group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
+            Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
+        })?;
+        let state = OpState::new(group, schedules)?;
         Ok(Self { spec, op, chunk_rows, tile, columns, gather, state, group: group.clone() })
     }
 

@@ -5,7 +5,7 @@ use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
-use flux_memory::{Address, Stream};
+use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::Taper;
 use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
@@ -180,7 +180,8 @@ const MAX_CALLS: u32 = i32::MAX.cast_unsigned();
 #[derive(Debug)]
 pub(crate) struct OpState {
     agreement: Agreement,
-    ranks: Vec<Mutex<RankState>>,
+    world_size: usize,
+    ranks: PerRank<Mutex<RankState>>,
 }
 
 #[derive(Debug)]
@@ -192,13 +193,15 @@ pub(crate) struct RankState {
 }
 
 impl OpState {
-    pub(crate) fn new(schedules: Vec<Schedules>) -> Self {
+    /// Each rank's `schedules`, of the ranks that live in this process.
+    pub(crate) fn new(group: &Group, schedules: PerRank<Schedules>) -> Result<Self> {
         let state = |schedules| Mutex::new(RankState { epoch: 0, broken: false, schedules });
-        Self { agreement: Agreement::default(), ranks: schedules.into_iter().map(state).collect() }
+        let ranks = schedules.map(state);
+        Ok(Self { agreement: Agreement::new(&group.members().space)?, world_size: group.world_size(), ranks })
     }
 
-    pub(crate) fn world_size(&self) -> usize {
-        self.ranks.len()
+    pub(crate) const fn world_size(&self) -> usize {
+        self.world_size
     }
 
     pub(crate) fn lock(&self, rank: usize) -> MutexGuard<'_, RankState> {
@@ -248,28 +251,28 @@ pub(crate) unsafe fn one<Op: Phased>(
     stream: &Stream,
 ) -> Result<PathChoice> {
     let turns = op.group().turns();
-    let world_size = turns.ranks.len();
-    let rank_turn = turns.ranks.get(rank).ok_or(Error::NoSuchRank { rank, world_size })?;
+    op.group().check_rank(rank)?;
+    let rank_turn = &turns.ranks[rank];
     let _turn = turns.all.read().unwrap_or_else(PoisonError::into_inner);
     let _rank_turn = rank_turn.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's promise.
     unsafe { in_phases(op, rank..rank + 1, std::slice::from_ref(call), &[stream]) }
 }
 
-/// Enqueues the calls of all ranks, each on its own stream.
+/// Enqueues the calls of all ranks of this process, each on its own stream.
 ///
 /// # Safety
 /// As for [`Phased::phase`].
 pub(crate) unsafe fn all<Op: Phased>(op: &Op, calls: &[Op::Call], streams: &[&Stream]) -> Result<PathChoice> {
-    let world_size = op.state().world_size();
+    let ranks = op.group().local_ranks();
     for (what, given) in [("calls", calls.len()), ("streams", streams.len())] {
-        if given != world_size {
-            return Err(Error::NotOnePerRank { what, given, world_size });
+        if given != ranks.len() {
+            return Err(Error::NotOnePerRank { what, given, world_size: ranks.len() });
         }
     }
     let _turn = op.group().turns().all.write().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's promise.
-    unsafe { in_phases(op, 0..world_size, calls, streams) }
+    unsafe { in_phases(op, ranks, calls, streams) }
 }
 
 /// Enqueues the calls of `ranks`, one of `calls` and `streams` each, phase by phase. The caller has the ranks' turn.

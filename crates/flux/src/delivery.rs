@@ -2,7 +2,6 @@
 
 use crate::{Group, Placement};
 use flux_memory::Backend;
-use std::collections::BTreeSet;
 
 /// How the tiles of a fused [`crate::GemmRs`], or of a [`crate::GemmAr`] in two steps, get to the ranks that sum them. The
 /// result is the same, bit by bit. Either way the source sends, whatever [`crate::Direction`] says; a one-shot
@@ -46,10 +45,7 @@ pub(crate) enum Choice {
 
 impl Choice {
     pub(crate) fn new(asked: Delivery, group: &Group) -> Self {
-        let devices = &group.members().devices;
-        let gpus: BTreeSet<_> =
-            devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
-        Self::on(asked, group.backend(), group.config().peer_memory, group.world_size(), gpus.len())
+        Self::on(asked, group.backend(), group.config().peer_memory, group.world_size(), group.gpus())
     }
 
     fn on(asked: Delivery, backend: Backend, slots: Placement, world_size: usize, gpus: usize) -> Self {

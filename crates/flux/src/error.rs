@@ -31,6 +31,42 @@ pub enum Error {
         /// Ranks run from 0 to this, exclusive.
         world_size: usize,
     },
+    /// A rank that lives in another process.
+    #[error("rank {rank} does not live in this process, but rank {here}; each process calls its own rank")]
+    NotHere {
+        /// The rank that was given.
+        rank: usize,
+        /// This process's rank.
+        here: usize,
+    },
+    /// The ranks of a group were formed in different ways.
+    #[error(
+        "rank {rank} has {what} {theirs}, this rank, {here}, has {ours}; start all ranks with the same program and the same \
+         configuration"
+    )]
+    Disagreement {
+        /// The other rank.
+        rank: usize,
+        /// This rank.
+        here: usize,
+        /// What differs.
+        what: String,
+        /// The other rank's.
+        theirs: String,
+        /// This rank's.
+        ours: String,
+    },
+    /// The process of another rank has ended, or cannot be reached any more.
+    #[error(
+        "rank {lost} is lost: its process has ended, or cannot be reached; what rank {rank} was waiting for ended at once, \
+         its output is invalid, and the group unusable: find out what happened to rank {lost}, then build a new group"
+    )]
+    RankLost {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank that is gone.
+        lost: usize,
+    },
     /// More rows than the operation was built for.
     #[error("m is {m}, but the operation was built for at most {max_m} rows; build one with a larger max_m")]
     TooManyRows {

@@ -18,7 +18,7 @@ use crate::push::KernelPush;
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
-use flux_memory::{Address, Placement, Stream};
+use flux_memory::{Address, PerRank, Placement, Stream};
 use flux_swizzle::{Shards, Taper, TileShape, arrival_order};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,7 +38,7 @@ pub struct GemmAr {
     gather: AllGather,
     /// Each rank's calls in two steps, and one-shot: the signals of a form know nothing of calls in the other. Used under
     /// the lock of the rank's state.
-    calls: Vec<[AtomicU32; 2]>,
+    calls: PerRank<[AtomicU32; 2]>,
     /// One set of schedules serves both forms: the number of rows decides the form, so none is asked for by both.
     state: OpState,
     /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
@@ -71,6 +71,10 @@ impl GemmAr {
     /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU. Activations are
     /// refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        group.together("gemm-ar", &spec, || Self::build(group, spec.clone()))
+    }
+
+    fn build(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
         check_no_activation("gemm-ar", &spec)?;
         let row_bytes = spec.n * spec.dtype.result().bytes();
@@ -89,7 +93,7 @@ impl GemmAr {
         };
         // Who waits for a shard waits for a rank that may itself be waiting for a tile.
         let mut members = group.members().clone();
-        for log in &mut members.faults {
+        for log in members.faults.iter_mut() {
             *log = log.with_budget(log.budget().saturating_mul(2));
         }
         let mut gather = AllGather::new(
@@ -108,8 +112,8 @@ impl GemmAr {
             },
         )?;
         gather.watch_shards(&members)?;
-        let state = OpState::new(scattered.schedules(&spec)?);
-        let calls = group.local_ranks().map(|_| Default::default()).collect();
+        let state = OpState::new(group, scattered.schedules(&spec)?)?;
+        let calls = PerRank::new(group.local_ranks(), |_| Default::default());
         let group = group.clone();
         Ok(Self {
             spec,

@@ -50,11 +50,15 @@ impl GemmRs {
     /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
     /// nothing on a GPU. Activations are refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        group.together("gemm-rs", &spec, || Self::build(group, spec.clone()))
+    }
+
+    fn build(group: &Group, spec: OpSpec) -> Result<Self> {
         spec.check()?;
         check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
-        let state = OpState::new(reduction.schedules(&spec)?);
+        let state = OpState::new(group, reduction.schedules(&spec)?)?;
         Ok(Self { spec, reduction, state, group: group.clone() })
     }
 

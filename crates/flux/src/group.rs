@@ -1,8 +1,9 @@
 //! A group of ranks, and the devices that they live on.
 
-use crate::{Error, Result};
+use crate::formation::{self, Formed};
+use crate::{Error, OpSpec, Result};
 use flux_launch::Launcher;
-use flux_memory::{Backend, Device, FaultLog, Placement, Stream, WaitSite};
+use flux_memory::{Backend, Bootstrap, Device, PerRank, Placement, Sharing, Stream, WaitSite};
 use flux_transport::{Members, SignalLoss};
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -37,6 +38,11 @@ pub struct GroupConfig {
     /// The most SMs of a GPU that the GEMMs of all its ranks together may use; by default all, less what copies between ranks
     /// of one GPU need.
     pub sm_budget: Option<NonZeroU32>,
+    /// One rank per process, on GPUs: how a process gets at its peers' device memory.
+    pub sharing: Sharing,
+    /// One rank per process, on GPUs: the number of this process's; by default its number among the machine's processes,
+    /// counted around the GPUs that the driver shows it. The only thing here in which ranks may differ.
+    pub gpu: Option<usize>,
     /// Whether calls note when each tile and each transfer happened ([`crate::AgGemm::traces`] and its like). For looking,
     /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, on GPUs only bf16 can be
     /// traced, and calls cannot be captured into CUDA graphs.
@@ -52,24 +58,28 @@ impl Default for GroupConfig {
             peer_memory: Placement::Device,
             wait_budget: Duration::from_secs(10),
             sm_budget: None,
+            sharing: Sharing::Auto,
+            gpu: None,
             trace: false,
             signal_loss: None,
         }
     }
 }
 
-/// Far more than one process can use.
+/// Far more than one machine can use.
 const MAX_RANKS: usize = 1024;
 
-/// A group of ranks that all live in this process. Cloning gives another handle to the same group.
+/// A group of ranks: all of this process, or one here and each of its peers in a process of its own. Cloning gives another
+/// handle to the same group.
+///
+/// Among processes, all ranks build the same operations in the same order, and make the same sequence of calls.
 #[derive(Clone, Debug)]
 pub struct Group(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     config: GroupConfig,
-    members: Members,
-    launchers: Vec<Arc<Launcher>>,
+    formed: Formed,
     op_names: Mutex<Vec<String>>,
     turns: Turns,
 }
@@ -80,7 +90,7 @@ pub(crate) struct Turns {
     /// Held for reading by a call of one rank, for writing by a call of all.
     pub(crate) all: RwLock<()>,
     /// Rank r's is held by a call of that rank alone.
-    pub(crate) ranks: Vec<Mutex<()>>,
+    pub(crate) ranks: PerRank<Mutex<()>>,
 }
 
 impl Group {
@@ -92,48 +102,50 @@ impl Group {
 
     /// As [`Group::local`], with a say in everything.
     pub fn local_with(world_size: usize, config: GroupConfig) -> Result<Self> {
-        if world_size == 0 {
-            return Err(flux_swizzle::Error::NoRanks.into());
-        }
-        if world_size > MAX_RANKS {
-            return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
-        }
-        if let Some(SignalLoss { from, to }) = config.signal_loss {
-            let rank = from.max(to);
-            if rank >= world_size {
-                return Err(Error::NoSuchRank { rank, world_size });
-            }
-        }
-        let devices = devices(world_size, config.backend)?;
-        if config.peer_memory == Placement::Device {
-            Device::enable_peer_access(&devices)?;
-        }
-        let launchers = Launcher::sharing(&devices, config.sm_budget.map(NonZeroU32::get))?;
-        let log = |(rank, device): (usize, &Device)| {
-            FaultLog::new(device, u32::try_from(rank).unwrap_or(u32::MAX), config.wait_budget)
+        check(world_size, &config)?;
+        let formed = formation::here(world_size, &config)?;
+        Ok(Self::of(config, formed))
+    }
+
+    /// This process as one rank of a group of processes, all on one machine, that `bootstrap` connects. Collective: every rank
+    /// calls it, with the same configuration; ranks that disagree all get an error.
+    ///
+    /// All processes are to keep the group until their peers have what they need of them: a process that ends before, without
+    /// dropping its group, is a lost rank to those that still wait.
+    pub fn with_bootstrap(bootstrap: Arc<dyn Bootstrap>, config: GroupConfig) -> Result<Self> {
+        check(bootstrap.world_size(), &config)?;
+        let formed = formation::among_processes(bootstrap, &config)?;
+        Ok(Self::of(config, formed))
+    }
+
+    fn of(config: GroupConfig, formed: Formed) -> Self {
+        let turns = Turns {
+            all: RwLock::default(),
+            ranks: PerRank::new(formed.members.local_ranks(), |_| Mutex::default()),
         };
-        let faults = devices.iter().enumerate().map(log).collect::<Result<_, _>>()?;
-        let mut members = Members::new(devices, faults)?;
-        members.trace = config.trace;
-        let turns =
-            Turns { all: RwLock::default(), ranks: (0..world_size).map(|_| Mutex::default()).collect() };
-        tracing::debug!(world_size, backend = %members.devices[0].backend(), "formed a group");
-        Ok(Self(Arc::new(Inner { config, members, launchers, op_names: Mutex::default(), turns })))
+        let group = Self(Arc::new(Inner { config, formed, op_names: Mutex::default(), turns }));
+        tracing::debug!(
+            world_size = group.world_size(),
+            local_ranks = ?group.local_ranks(),
+            backend = %group.backend(),
+            "formed a group"
+        );
+        group
     }
 
     /// Ranks in all.
     pub fn world_size(&self) -> usize {
-        self.0.members.world_size()
+        self.members().world_size()
     }
 
     /// The ranks that live in this process.
     pub fn local_ranks(&self) -> Range<usize> {
-        0..self.world_size()
+        self.members().local_ranks()
     }
 
     /// What the ranks run on.
     pub fn backend(&self) -> Backend {
-        self.0.members.devices[0].backend()
+        self.0.formed.backend
     }
 
     /// How the group was formed.
@@ -141,10 +153,10 @@ impl Group {
         &self.0.config
     }
 
-    /// The device of `rank`.
+    /// The device of `rank`, which lives in this process.
     pub fn device(&self, rank: usize) -> Result<&Device> {
         self.check_rank(rank)?;
-        Ok(&self.0.members.devices[rank])
+        Ok(&self.members().devices[rank])
     }
 
     /// A new stream on the device of `rank`.
@@ -152,10 +164,14 @@ impl Group {
         Ok(self.device(rank)?.stream()?)
     }
 
-    /// Reports the first wait of any rank that expired. Looks only at host memory: cheap, and final for everything that
-    /// a synchronised stream has done.
+    /// Reports a lost rank, or else the first wait of any rank of this process that expired. Looks only at host memory: cheap,
+    /// and final for everything that a synchronised stream has done.
     pub fn check(&self) -> Result<()> {
-        match self.0.members.faults.iter().find_map(|log| log.fault()) {
+        let faults = &self.members().faults;
+        if let Some((rank, lost)) = faults.pairs().find_map(|(rank, log)| Some((rank, log.lost_rank()?))) {
+            return Err(Error::RankLost { rank, lost });
+        }
+        match faults.iter().find_map(|log| log.fault()) {
             None => Ok(()),
             Some(fault) => {
                 let names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,11 +191,15 @@ impl Group {
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
-        let world_size = self.world_size();
-        if rank < world_size { Ok(()) } else { Err(Error::NoSuchRank { rank, world_size }) }
+        let (world_size, here) = (self.world_size(), self.local_ranks());
+        match rank {
+            _ if here.contains(&rank) => Ok(()),
+            _ if rank < world_size => Err(Error::NotHere { rank, here: here.start }),
+            _ => Err(Error::NoSuchRank { rank, world_size }),
+        }
     }
 
-    /// Whether `rank` may be called by itself: not if others share its GPU.
+    /// Whether `rank` may be called by itself: not if others of this process share its GPU.
     pub(crate) fn check_alone(&self, rank: usize) -> Result<()> {
         let device = self.device(rank)?;
         if self.is_alone(rank) {
@@ -189,10 +209,11 @@ impl Group {
         }
     }
 
-    /// Whether no other rank runs on `rank`'s GPU.
+    /// Whether no other rank of this process runs on `rank`'s GPU. Ranks of other processes may: those take turns on it, each
+    /// with all of it, and wait for nothing that this process has queued.
     pub(crate) fn is_alone(&self, rank: usize) -> bool {
         let gpu = |device: &Device| device.as_cuda().map(|gpu| gpu.ordinal());
-        let devices = &self.0.members.devices;
+        let devices = &self.members().devices;
         let own = devices.get(rank).and_then(gpu);
         own.is_none() || devices.iter().filter(|&device| gpu(device) == own).count() < 2
     }
@@ -202,11 +223,34 @@ impl Group {
     }
 
     pub(crate) fn members(&self) -> &Members {
-        &self.0.members
+        &self.0.formed.members
     }
 
     pub(crate) fn launcher(&self, rank: usize) -> &Launcher {
-        &self.0.launchers[rank]
+        &self.0.formed.launchers[rank]
+    }
+
+    /// For what is the same for all ranks.
+    pub(crate) fn any_launcher(&self) -> &Launcher {
+        self.launcher(self.local_ranks().start)
+    }
+
+    /// How many GPUs the ranks live on, all ranks' together; 1 on the host.
+    pub(crate) fn gpus(&self) -> usize {
+        self.0.formed.gpus
+    }
+
+    /// Builds operation `name` for `spec`, on all ranks or on none.
+    pub(crate) fn together<T>(
+        &self,
+        name: &str,
+        spec: &OpSpec,
+        build: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        match self.members().space.peers() {
+            None => build(),
+            Some(peers) => peers.together(&format!("build {name} of {spec:?}"), build),
+        }
     }
 
     /// Numbers an operation, so that a fault can name it.
@@ -217,19 +261,19 @@ impl Group {
     }
 }
 
-/// The device of each rank: one GPU each where there are enough, else neighbouring ranks share one.
-fn devices(world_size: usize, choice: BackendChoice) -> Result<Vec<Device>> {
-    let gpus = match choice {
-        BackendChoice::Host => 0,
-        BackendChoice::Auto => Device::cuda_count().unwrap_or(0),
-        BackendChoice::Cuda => match Device::cuda_count()? {
-            0 => return Err(Error::NoGpu),
-            count => count,
-        },
-    };
-    if gpus == 0 {
-        return Ok(vec![Device::host(); world_size]);
+/// What can be wrong with a group's configuration.
+fn check(world_size: usize, config: &GroupConfig) -> Result<()> {
+    if world_size == 0 {
+        return Err(flux_swizzle::Error::NoRanks.into());
     }
-    let used: Vec<_> = (0..gpus.min(world_size)).map(Device::cuda).collect::<Result<_, _>>()?;
-    Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())
+    if world_size > MAX_RANKS {
+        return Err(Error::TooManyRanks { world_size, max: MAX_RANKS });
+    }
+    if let Some(SignalLoss { from, to }) = config.signal_loss {
+        let rank = from.max(to);
+        if rank >= world_size {
+            return Err(Error::NoSuchRank { rank, world_size });
+        }
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ mod cudarc;
 mod delivery;
 mod epilogue;
 mod error;
+mod formation;
 mod gemm_ar;
 mod gemm_rs;
 mod group;
@@ -27,7 +28,9 @@ pub use call::{Matrix, OpSpec};
 pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
-pub use flux_memory::{Address, Backend, Buffer, Device, Placement, Stream, Timer};
+pub use flux_memory::{
+    Address, Backend, Bootstrap, BootstrapError, Buffer, Device, Placement, Sharing, Stream, Timer,
+};
 pub use flux_swizzle::{End, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, SignalLoss};
 pub use gemm_ar::{GemmAr, GemmArCall};

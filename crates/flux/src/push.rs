@@ -2,7 +2,7 @@
 
 use crate::{Group, Placement, Result};
 use flux_launch::{PushParams, PushPeer};
-use flux_memory::{Buffer, Stream};
+use flux_memory::{Buffer, PerRank, Stream};
 use flux_transport::{Awaited, Chunk, DataTransfer, PeerCopy, PushPlan, PushRoute, PushWay, ShardPush};
 use std::sync::Arc;
 
@@ -56,8 +56,7 @@ fn by_kernel(asked: Push, at: Surroundings) -> bool {
 #[derive(Debug)]
 pub(crate) struct KernelPush {
     asked: Push,
-    /// By rank.
-    ranks: Vec<Option<Pusher>>,
+    ranks: PerRank<Option<Pusher>>,
     group: Group,
 }
 
@@ -71,7 +70,7 @@ struct Pusher {
 
 impl KernelPush {
     pub(crate) fn boxed(asked: Push, group: &Group) -> Box<dyn DataTransfer> {
-        let ranks = group.local_ranks().map(|_| None).collect();
+        let ranks = PerRank::new(group.local_ranks(), |_| None);
         Box::new(Self { asked, ranks, group: group.clone() })
     }
 

@@ -13,12 +13,12 @@ use crate::plan::{Path, PathPreference};
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Delivery, Group, Matrix, OpSpec, Result, Summation};
+use crate::{Delivery, Error, Group, Matrix, OpSpec, Result, Summation};
 use flux_launch::{
     Activation, Destination, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS,
     ScheduleTables, Slots, SumParams, Tiling,
 };
-use flux_memory::{Address, Buffer, Placement, Stream};
+use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
 use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
 use flux_transport::{PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
@@ -50,9 +50,9 @@ pub(crate) struct Reduction {
     weight_shards: Shards,
     scatter: Scatter,
     /// Each rank's, in the order of [`destinations`].
-    destinations: Vec<Destinations>,
+    destinations: PerRank<Destinations>,
     /// Each rank's counters of the tiles that it has written: of each block of rows, at each owner.
-    counters: Vec<Buffer>,
+    counters: PerRank<Buffer>,
     group: Group,
 }
 
@@ -82,7 +82,7 @@ impl Reduction {
         owners: Owners,
     ) -> Result<Self> {
         let world_size = group.world_size();
-        let tile = group.launcher(0).tile(spec.dtype)?;
+        let tile = group.any_launcher().tile(spec.dtype)?;
         let pitch = spec.n.next_multiple_of(PITCH_ELEMENTS);
         let row_bytes = pitch * spec.dtype.result().bytes();
         let slot_rows = match owners {
@@ -120,16 +120,15 @@ impl Reduction {
             Owners::All => Scatter::to_all(Box::new(PeerCopy), group.members(), scatter_spec)?,
         };
         let slots = Slots { rows: slot_rows, columns: spec.n, pitch };
-        let (mut tables, mut counters) = (Vec::new(), Vec::new());
-        for rank in group.local_ranks() {
+        let tables = PerRank::try_new(group.local_ranks(), |rank| {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
             let (device, table) = (group.device(rank)?, destinations(world_size, &scatter, rank, owners));
-            tables.push(Destinations::new(device, spec.dtype, &table, slots)?);
-            let zeros = vec![0; scatter.blocks().saturating_mul(world_size).saturating_mul(size_of::<u32>())];
-            let of_rank = Buffer::allocate(device, zeros.len(), Placement::Device)?;
-            of_rank.upload(&device.stream()?, 0, &zeros)?;
-            counters.push(of_rank);
-        }
+            Ok::<_, Error>(Destinations::new(device, spec.dtype, &table, slots)?)
+        })?;
+        let counters = PerRank::try_new(group.local_ranks(), |rank| {
+            let bytes = scatter.blocks().saturating_mul(world_size).saturating_mul(size_of::<u32>());
+            Buffer::allocate(group.device(rank)?, bytes, Placement::Device).map_err(Error::from)
+        })?;
         Ok(Self {
             spec: spec.clone(),
             op,
@@ -462,14 +461,13 @@ impl Reduction {
 
     /// What calls of at most `spec.max_m` rows are launched from: the largest schedule is that of tiles that do not straddle
     /// shards.
-    pub(crate) fn schedules(&self, spec: &OpSpec) -> Result<Vec<Schedules>> {
+    pub(crate) fn schedules(&self, spec: &OpSpec) -> Result<PerRank<Schedules>> {
         let shards = Shards::new(spec.max_m, self.group.world_size())?;
         let relayed = self.scatter.relayed_chunks(0, 0)?;
         let extra = relayed.map_or(0, |chunks| chunks.signals());
-        self.group
-            .local_ranks()
-            .map(|rank| Schedules::new(&self.group, rank, spec.dtype, (shards, extra), spec.n))
-            .collect()
+        PerRank::try_new(self.group.local_ranks(), |rank| {
+            Schedules::new(&self.group, rank, spec.dtype, (shards, extra), spec.n)
+        })
     }
 }
 

@@ -185,7 +185,7 @@ pub(crate) fn choose(
         return Ok(Taper::NONE);
     }
     let (shards, columns) = (problem.shards, problem.n);
-    match group.launcher(0).pace(spec.dtype, problem)? {
+    match group.any_launcher().pace(spec.dtype, problem)? {
         Some(pace) => best(&Overlap { shards, row_bytes, chunk_rows, columns, pace }),
         None => Ok(Taper::NONE),
     }

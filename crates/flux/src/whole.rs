@@ -1,10 +1,12 @@
-//! Whole matrices in host memory, cut up for the ranks of this process and put together again: for trying an operation
-//! out and for checking it. Between ranks' calls nothing goes through here.
+//! Whole matrices in host memory, cut up for the ranks and put together again: for trying an operation out and for checking
+//! it. Between ranks' calls nothing goes through here. Among processes, each has the whole matrices and cuts out its rank's
+//! parts, and the result comes together through shared memory of the host.
 
 use crate::{
     Buffer, Element, Error, Group, Matrix, OperandParts, Operation, Part, PathChoice, Placement, Result,
     Scale, Scales, Stream,
 };
+use flux_memory::{Peers, PerRank, SymmetricBuffer};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,8 +20,7 @@ pub struct Whole<'op, E, Op> {
     group: Group,
     op: &'op Op,
     m: usize,
-    /// Each rank's, in order.
-    ranks: Vec<Rank>,
+    ranks: PerRank<Rank>,
     element: PhantomData<E>,
 }
 
@@ -91,9 +92,9 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             let buffers = a_buffer.into_iter().chain([b_buffer]).collect();
             let (a_rows, b_rows) = (a_part.rows, b_part.rows);
             let operands = OperandParts::new([a, b, c]);
-            Ok(Rank { stream, operands, a_rows, b_rows, c_part, c_buffer, buffers })
+            Ok::<_, Error>(Rank { stream, operands, a_rows, b_rows, c_part, c_buffer, buffers })
         };
-        let ranks = group.local_ranks().map(place).collect::<Result<_>>()?;
+        let ranks = PerRank::try_new(group.local_ranks(), place)?;
         Ok(Self { group: group.clone(), op, m, ranks, element: PhantomData })
     }
 
@@ -105,7 +106,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
                 reason: format!("{} elements were given for {n} rows", bias.len()),
             });
         }
-        for (index, rank) in self.ranks.iter_mut().enumerate() {
+        for (index, rank) in self.group.local_ranks().zip(self.ranks.iter_mut()) {
             let buffer = upload(&self.group, index, &rank.stream, &bias[rank.b_rows.clone()])?;
             rank.operands.bias = Some(buffer.address());
             rank.buffers.push(buffer);
@@ -117,7 +118,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
     /// of its rows, `[m]` or `[n]`.
     pub fn with_scales(mut self, a: &[f32], b: &[f32]) -> Result<Self> {
         let (group, m, n) = (&self.group, self.m, self.op.spec().n);
-        for (index, rank) in self.ranks.iter_mut().enumerate() {
+        for (index, rank) in group.local_ranks().zip(self.ranks.iter_mut()) {
             let mut place = |name, scales: &[f32], rows: usize, own: &Range<usize>| {
                 let own = match scales.len() {
                     0 => return Ok(None),
@@ -140,7 +141,7 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         Ok(self)
     }
 
-    /// Enqueues one call of all ranks.
+    /// Enqueues one call of all ranks of this process.
     pub fn enqueue(&self) -> Result<PathChoice> {
         let parts: Vec<_> = self.ranks.iter().map(|rank| rank.operands).collect();
         let streams: Vec<_> = self.streams().collect();
@@ -148,55 +149,108 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         unsafe { self.op.enqueue_parts(self.m, &parts, &streams) }
     }
 
-    /// The ranks' streams.
+    /// The streams of this process's ranks, in rank order.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.ranks.iter().map(|rank| &*rank.stream)
     }
 
-    /// Waits on this thread until all ranks have ended, and reports the first wait that expired.
+    /// Waits on this thread until all ranks of this process have ended, and reports the first wait that expired.
     pub fn synchronize(&self) -> Result<()> {
         self.ranks.iter().try_for_each(|rank| rank.stream.synchronize())?;
         self.group.check()
     }
 
     /// Waits for all ranks and puts C `[m, n]` (`[m, n / 2]` with SwiGLU) together; NaN where no call has written yet.
-    /// Ranks that hold the same part must hold the same bits.
+    /// Ranks that hold the same part must hold the same bits. Among processes it is collective, and gives every rank the whole.
     pub fn result(&self) -> Result<Vec<E::Result>> {
-        self.synchronize()?;
         let n = self.op.result_columns();
         let mut whole = zeroed::<E::Result>(self.m.saturating_mul(n))?;
-        let mut first: Option<Vec<E::Result>> = None;
-        for (index, rank) in self.ranks.iter().enumerate() {
-            let len = rank.c_part.len();
-            let mut c = zeroed::<E::Result>(len + 2 * GUARD)?;
-            rank.c_buffer.download(&rank.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
-            let mut guards = [0.0; 2 * GUARD];
-            E::Result::widen(&c[..GUARD], &mut guards[..GUARD]);
-            E::Result::widen(&c[GUARD + len..], &mut guards[GUARD..]);
-            if !guards.iter().all(|value| value.is_nan()) {
-                return Err(Error::WroteOutside { rank: index });
-            }
-            let part = &c[GUARD..GUARD + len];
+        let mut first: Option<(Part, Vec<E::Result>)> = None;
+        self.each_part(|rank, place, part| {
             match &first {
-                Some(first) if rank.c_part == self.ranks[0].c_part => {
-                    if bytemuck::cast_slice::<E::Result, u8>(first)
-                        != bytemuck::cast_slice::<E::Result, u8>(part)
-                    {
-                        return Err(Error::RanksDiffer { rank: index, other: 0 });
+                Some((first_place, first)) if *first_place == place => {
+                    let same = bytemuck::cast_slice::<E::Result, u8>(first)
+                        == bytemuck::cast_slice::<E::Result, u8>(part);
+                    if !same {
+                        return Err(Error::RanksDiffer { rank, other: 0 });
                     }
                 }
-                _ => rank.c_part.paste(part, &mut whole, n),
+                _ => place.paste(part, &mut whole, n),
             }
-            first.get_or_insert_with(|| part.to_vec());
-        }
+            first.get_or_insert_with(|| (place, part.to_vec()));
+            Ok(())
+        })?;
         Ok(whole)
+    }
+
+    /// Shows `each` rank's part of C, and where it belongs, in rank order.
+    fn each_part(&self, mut each: impl FnMut(usize, Part, &[E::Result]) -> Result<()>) -> Result<()> {
+        match self.group.members().space.peers() {
+            Some(peers) => {
+                peers.together("put the result together", || self.each_part_among(peers, &mut each))
+            }
+            None => {
+                self.synchronize()?;
+                let mut ranks = self.ranks.pairs();
+                ranks.try_for_each(|(index, rank)| each(index, rank.c_part.clone(), &rank.c(index)?))
+            }
+        }
+    }
+
+    fn each_part_among(
+        &self,
+        peers: &Peers,
+        mut each: impl FnMut(usize, Part, &[E::Result]) -> Result<()>,
+    ) -> Result<()> {
+        self.synchronize()?;
+        let place = |rank| {
+            let [_, _, c] = self.op.parts(rank, self.m);
+            c
+        };
+        let largest = (0..self.group.world_size()).map(|rank| place(rank).len()).max().unwrap_or(0);
+        let bytes = largest.saturating_mul(size_of::<E::Result>());
+        let space = self.group.members().space.on_host();
+        let shown = SymmetricBuffer::allocate(&space, bytes, Placement::Device)?;
+        for (index, rank) in self.ranks.pairs() {
+            let c = rank.c::<E::Result>(index)?;
+            // SAFETY: this rank's own memory, large enough for its part, which nobody reads yet.
+            unsafe {
+                std::ptr::copy_nonoverlapping(c.as_ptr(), shown.address(index).as_ptr(), c.len());
+            }
+        }
+        peers.exchange("show their parts", Ok(Vec::new()))?;
+        for rank in 0..self.group.world_size() {
+            let place = place(rank);
+            // SAFETY: the rank has written its part, as this long, and writes no more; elements may be any bits.
+            let part = unsafe { std::slice::from_raw_parts(shown.address(rank).as_ptr(), place.len()) };
+            each(rank, place, part)?;
+        }
+        Ok(())
+    }
+}
+
+impl Rank {
+    /// Its part of C, after checking that nothing was written beside it.
+    fn c<R: Element>(&self, rank: usize) -> Result<Vec<R>> {
+        let len = self.c_part.len();
+        let mut c = zeroed::<R>(len + 2 * GUARD)?;
+        self.c_buffer.download(&self.stream, 0, bytemuck::cast_slice_mut(&mut c))?;
+        let mut guards = [0.0; 2 * GUARD];
+        R::widen(&c[..GUARD], &mut guards[..GUARD]);
+        R::widen(&c[GUARD + len..], &mut guards[GUARD..]);
+        if !guards.iter().all(|value| value.is_nan()) {
+            return Err(Error::WroteOutside { rank });
+        }
+        c.truncate(GUARD + len);
+        c.drain(..GUARD);
+        Ok(c)
     }
 }
 
 impl<E, Op> Drop for Whole<'_, E, Op> {
     fn drop(&mut self) {
         // The operands may be freed only when no stream uses them any more; errors were or will be reported elsewhere.
-        for rank in &self.ranks {
+        for rank in self.ranks.iter() {
             if let Err(error) = rank.stream.synchronize() {
                 tracing::warn!(%error, "a rank's stream ended with an error");
             }

@@ -58,6 +58,16 @@ impl CudaDevice {
         &self.context
     }
 
+    /// What tells it from every other GPU, also in other processes.
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: a valid place for the result.
+        check("cuDeviceGetUuid", unsafe {
+            sys::cuDeviceGetUuid_v2(&raw mut uuid, self.context.cu_device())
+        })?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Reads a device attribute.
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
         self.context.attribute(attribute).map_err(|error| driver_error("cuDeviceGetAttribute", error))

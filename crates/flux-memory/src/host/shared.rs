@@ -65,7 +65,9 @@ impl MemoryFile {
         // SAFETY: a new mapping, at a place that the kernel chooses.
         let pointer =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), self.bytes, access, flags, &self.file, 0) };
-        pointer.map(|pointer| Mapping { address: Address::from(pointer), bytes: self.bytes }).map_err(failed("mmap"))
+        pointer
+            .map(|pointer| Mapping { address: Address::from(pointer), bytes: self.bytes })
+            .map_err(failed("mmap"))
     }
 }
 

@@ -1,0 +1,162 @@
+//! How a group comes about: which device each rank gets, what its processes must agree on, and what they share.
+
+use crate::{BackendChoice, Error, GroupConfig, Result};
+use flux_launch::{Launcher, SMS_FOR_COPIES};
+use flux_memory::{
+    Backend, Bootstrap, Device, FaultLog, PeerWatch, Peers, PerRank, Placement, SymmetricSpace,
+};
+use flux_transport::Members;
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+/// What a group consists of, when it has come about.
+#[derive(Debug)]
+pub(crate) struct Formed {
+    /// First, so that it is dropped first: afterwards nobody else holds what connects the processes.
+    _watch: Option<PeerWatch>,
+    pub(crate) members: Members,
+    pub(crate) launchers: PerRank<Arc<Launcher>>,
+    pub(crate) backend: Backend,
+    /// How many GPUs the ranks live on, all ranks' together; 1 on the host.
+    pub(crate) gpus: usize,
+}
+
+/// All ranks in this process.
+pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
+    let devices = devices(world_size, config.backend)?;
+    if config.peer_memory == Placement::Device {
+        Device::enable_peer_access(&devices)?;
+    }
+    let launchers = Launcher::sharing(&devices, config.sm_budget.map(NonZeroU32::get))?.into();
+    let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
+    let (space, backend) = (SymmetricSpace::here(&devices), devices[0].backend());
+    let members = members(space, devices.into(), config)?;
+    Ok(Formed { _watch: None, members, launchers, backend, gpus: gpus.len() })
+}
+
+/// One rank in this process, its peers in others.
+pub(crate) fn among_processes(bootstrap: Arc<dyn Bootstrap>, config: &GroupConfig) -> Result<Formed> {
+    let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+    if rank >= world_size {
+        return Err(Error::NoSuchRank { rank, world_size });
+    }
+    let peers = Peers::connect(bootstrap)?;
+    peers.together("form a group", || among(&peers, config))
+}
+
+fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
+    let rank = peers.rank();
+    agree(peers, &terms(config, peers.world_size()))?;
+    let device = device(peers.local_rank(), config)?;
+    let kind = match device.as_cuda() {
+        None => "the host".to_owned(),
+        Some(gpu) => format!("{} with {} SMs", gpu.name(), gpu.multiprocessors()),
+    };
+    // How calls are cut depends on the GPU: ranks on different ones would not understand each other.
+    agree(peers, &[("device", kind)])?;
+    let own = device.as_cuda().map(|gpu| gpu.uuid()).transpose()?;
+    let gpus =
+        peers.exchange("tell each other their GPUs", Ok(own.map_or_else(Vec::new, |id| id.to_vec())))?;
+    let gpus = gpus.into_iter().collect::<BTreeSet<_>>().len();
+
+    // Processes that share a GPU take turns on it, each with all of it: none needs room beside another's kernels. But copies
+    // within a GPU run on SMs, and a GEMM may wait for what its own process copies: there must be room for those. As on all
+    // ranks, so that all cut their calls alike.
+    let shares = gpus < peers.world_size();
+    let budget = config.sm_budget.map(NonZeroU32::get);
+    let budget = match device.as_cuda().filter(|_| shares) {
+        None => budget,
+        Some(gpu) => {
+            let free = gpu.multiprocessors().saturating_sub(SMS_FOR_COPIES).max(1);
+            Some(budget.map_or(free, |budget| budget.min(free)))
+        }
+    };
+    let mut launchers = Launcher::sharing(std::slice::from_ref(&device), budget)?;
+    let launchers = PerRank::new(rank..rank + 1, |_| launchers.remove(0));
+    let space = SymmetricSpace::among(peers, &device, config.sharing)?;
+    let backend = device.backend();
+    let members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
+    let watch = PeerWatch::new(&members.faults[rank], peers.bootstrap())?;
+    Ok(Formed { _watch: Some(watch), members, launchers, backend, gpus })
+}
+
+fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig) -> Result<Members> {
+    let faults = PerRank::try_new(devices.ranks(), |rank| {
+        FaultLog::new(&devices[rank], u32::try_from(rank).unwrap_or(u32::MAX), config.wait_budget)
+    })?;
+    let mut members = Members::of(space, devices, faults)?;
+    members.trace = config.trace;
+    Ok(members)
+}
+
+/// What all ranks must have in common, in words.
+fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)> {
+    let GroupConfig { backend, peer_memory, wait_budget, sm_budget, sharing, gpu: _, trace, signal_loss } =
+        config;
+    vec![
+        ("flux version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("world size", world_size.to_string()),
+        ("backend", format!("{backend:?}")),
+        ("peer memory", peer_memory.to_string()),
+        ("wait budget", format!("{wait_budget:?}")),
+        ("SM budget", format!("{sm_budget:?}")),
+        ("way of sharing", sharing.to_string()),
+        ("trace", trace.to_string()),
+        ("signal loss", format!("{signal_loss:?}")),
+    ]
+}
+
+/// Compares `ours` with all ranks' terms, one to a line.
+fn agree(peers: &Peers, ours: &[(&'static str, String)]) -> Result<()> {
+    let text: Vec<_> = ours.iter().map(|(what, value)| format!("{what}\t{value}")).collect();
+    let all = peers.exchange("compare how they are configured", Ok(text.join("\n").into_bytes()))?;
+    for (rank, theirs) in all.iter().enumerate() {
+        let theirs = String::from_utf8_lossy(theirs);
+        let mut theirs = theirs.lines();
+        for (what, ours) in ours {
+            let line = theirs.next().unwrap_or_default();
+            let value = line.strip_prefix(what).and_then(|rest| rest.strip_prefix('\t'));
+            if value != Some(ours) {
+                return Err(Error::Disagreement {
+                    rank,
+                    here: peers.rank(),
+                    what: (*what).to_owned(),
+                    theirs: value.unwrap_or(line).to_owned(),
+                    ours: ours.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many GPUs are to be used: none for the host.
+fn visible_gpus(choice: BackendChoice) -> Result<usize> {
+    match choice {
+        BackendChoice::Host => Ok(0),
+        BackendChoice::Auto => Ok(Device::cuda_count().unwrap_or(0)),
+        BackendChoice::Cuda => match Device::cuda_count()? {
+            0 => Err(Error::NoGpu),
+            count => Ok(count),
+        },
+    }
+}
+
+/// The device of each rank: one GPU each where there are enough, else neighbouring ranks share one.
+fn devices(world_size: usize, choice: BackendChoice) -> Result<Vec<Device>> {
+    let gpus = visible_gpus(choice)?;
+    if gpus == 0 {
+        return Ok(vec![Device::host(); world_size]);
+    }
+    let used: Vec<_> = (0..gpus.min(world_size)).map(Device::cuda).collect::<Result<_, _>>()?;
+    Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())
+}
+
+/// The device of a process that is the machine's `local_rank`-th.
+fn device(local_rank: usize, config: &GroupConfig) -> Result<Device> {
+    match visible_gpus(config.backend)? {
+        0 => Ok(Device::host()),
+        count => Ok(Device::cuda(config.gpu.unwrap_or(local_rank % count))?),
+    }
+}
