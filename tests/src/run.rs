@@ -65,6 +65,7 @@ pub fn scaled<E: Element, Op: Buffers>(
             poison(stream, address, bytes)?;
         }
     }
+    group.barrier()?; // no peer sends before this rank's memory is poisoned
     Ok(Outcome { choice: whole.enqueue()?, c: whole.result()? })
 }
 

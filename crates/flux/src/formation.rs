@@ -15,11 +15,29 @@ use std::sync::Arc;
 pub(crate) struct Formed {
     /// First, so that it is dropped first: afterwards nobody else holds what connects the processes.
     _watch: Option<PeerWatch>,
+    /// Whether it has come about on all ranks.
+    everywhere: bool,
     pub(crate) members: Members,
     pub(crate) launchers: PerRank<Arc<Launcher>>,
     pub(crate) backend: Backend,
     /// How many GPUs the ranks live on, all ranks' together; 1 on the host.
     pub(crate) gpus: usize,
+}
+
+impl Drop for Formed {
+    /// Ranks leave together: one that went before would look lost to those that still wait, or take the channel's middle away.
+    /// Where something has gone wrong already, nobody is waited for.
+    fn drop(&mut self) {
+        let fine = |log: &Arc<FaultLog>| log.fault().is_none() && log.lost_rank().is_none();
+        if let Some(peers) = self.members.space.peers()
+            && self.everywhere
+            && !std::thread::panicking()
+            && self.members.faults.iter().all(fine)
+            && let Err(error) = peers.exchange("leave the group", Ok(Vec::new()))
+        {
+            tracing::warn!(%error, "this rank leaves the group alone");
+        }
+    }
 }
 
 /// All ranks in this process.
@@ -32,7 +50,7 @@ pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
     let (space, backend) = (SymmetricSpace::here(&devices), devices[0].backend());
     let members = members(space, devices.into(), config)?;
-    Ok(Formed { _watch: None, members, launchers, backend, gpus: gpus.len() })
+    Ok(Formed { _watch: None, everywhere: true, members, launchers, backend, gpus: gpus.len() })
 }
 
 /// One rank in this process, its peers in others.
@@ -42,7 +60,9 @@ pub(crate) fn among_processes(bootstrap: Arc<dyn Bootstrap>, config: &GroupConfi
         return Err(Error::NoSuchRank { rank, world_size });
     }
     let peers = Peers::connect(bootstrap)?;
-    peers.together("form a group", || among(&peers, config))
+    let mut formed = peers.together("form a group", || among(&peers, config))?;
+    formed.everywhere = true;
+    Ok(formed)
 }
 
 fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
@@ -78,7 +98,7 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let backend = device.backend();
     let members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
     let watch = PeerWatch::new(&members.faults[rank], peers.bootstrap())?;
-    Ok(Formed { _watch: Some(watch), members, launchers, backend, gpus })
+    Ok(Formed { _watch: Some(watch), everywhere: false, members, launchers, backend, gpus })
 }
 
 fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig) -> Result<Members> {

@@ -190,6 +190,15 @@ impl Group {
         }
     }
 
+    /// Returns when all processes of the group have called it; at once where all ranks live in this one. Not needed between
+    /// calls, which keep apart by themselves: for what a program does beside them.
+    pub fn barrier(&self) -> Result<()> {
+        match self.members().space.peers() {
+            None => Ok(()),
+            Some(peers) => Ok(peers.exchange("meet at a barrier", Ok(Vec::new())).map(drop)?),
+        }
+    }
+
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
         let (world_size, here) = (self.world_size(), self.local_ranks());
         match rank {
