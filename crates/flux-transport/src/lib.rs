@@ -2,6 +2,7 @@
 
 mod all_gather;
 mod error;
+mod launch_environment;
 mod link;
 mod relay;
 mod rendezvous;
@@ -14,6 +15,7 @@ mod transfer;
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
 pub use flux_swizzle::{End, Taper};
+pub use launch_environment::{LaunchEnvironment, LaunchError, Launcher, Master};
 pub use link::{Members, SignalLoss};
 pub use relay::Target;
 pub use rendezvous::{RendezvousError, RendezvousSpec, TcpBootstrap};

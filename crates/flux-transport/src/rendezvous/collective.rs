@@ -93,8 +93,9 @@ impl Channel {
         }
     }
 
-    /// Waits until `come` finds what it looks for; `None` if it does not in time. A loss ends it at once, and so does
-    /// a rank that has left, unless all had come before.
+    /// Waits until `come` finds what it looks for; `None` if it does not in time. A failure ends it at once, and so does
+    /// a rank that has left, unless all had come before. What rank 0 has sent counts in the order in which it came: a
+    /// result is good, even if something fails right after it. Rank 0 itself sends no result after a failure.
     fn wait_for<T>(
         &self,
         deadline: Instant,
@@ -102,11 +103,16 @@ impl Channel {
     ) -> Result<Option<T>, RendezvousError> {
         let mut state: MutexGuard<'_, State> = self.state();
         loop {
-            if let Some(failure) = &state.failure {
+            if self.rank == 0
+                && let Some(failure) = &state.failure
+            {
                 return Err(failure.clone());
             }
             if let Some(found) = come(&mut state) {
                 return Ok(Some(found));
+            }
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
             }
             if let Some(rank) = state.left.iter().position(|&left| left) {
                 return Err(RendezvousError::Left { rank });

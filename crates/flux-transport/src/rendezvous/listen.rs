@@ -24,6 +24,7 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// A connection that has not yet proven who it is.
 struct Pending {
+    id: u64,
     stream: TcpStream,
     thread: std::thread::JoinHandle<()>,
 }
@@ -61,8 +62,9 @@ struct Door<'s> {
     spec: &'s RendezvousSpec,
     terms: Arc<Terms>,
     pending: Vec<Pending>,
-    outcomes: Receiver<Outcome>,
-    outcome: Sender<Outcome>,
+    outcomes: Receiver<(u64, Outcome)>,
+    outcome: Sender<(u64, Outcome)>,
+    next_id: u64,
     joined: Vec<Option<TcpStream>>,
     refused: Vec<String>,
     accept_failed: bool,
@@ -79,6 +81,7 @@ impl<'s> Door<'s> {
             pending,
             outcomes,
             outcome,
+            next_id: 0,
             joined,
             refused,
             accept_failed: false,
@@ -111,6 +114,7 @@ impl<'s> Door<'s> {
             let oldest = self.pending.remove(0);
             let _ = oldest.stream.shutdown(Shutdown::Both);
         }
+        let id = self.next_id();
         let (terms, outcome) = (Arc::clone(&self.terms), self.outcome.clone());
         let deadline = Instant::now() + self.spec.handshake_timeout;
         let spawned = prepare(&stream).and_then(|copy| {
@@ -119,18 +123,27 @@ impl<'s> Door<'s> {
                     Ok(rank) => Outcome::Admitted { rank, stream: copy, from },
                     Err(reason) => Outcome::Refused { from, reason },
                 };
-                let _ = outcome.send(result);
+                let _ = outcome.send((id, result));
             };
             std::thread::Builder::new().name("flux-door".into()).stack_size(STACK_BYTES).spawn(greet)
         });
         match spawned {
-            Ok(thread) => self.pending.push(Pending { stream, thread }),
+            Ok(thread) => self.pending.push(Pending { id, stream, thread }),
             Err(error) => self.refused(from, format!("no thread or socket for it: {error}")),
         }
     }
 
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
     fn take_outcomes(&mut self) {
-        while let Ok(outcome) = self.outcomes.try_recv() {
+        while let Ok((id, outcome)) = self.outcomes.try_recv() {
+            // Decided: from here on nobody may close it as undecided.
+            if let Some(at) = self.pending.iter().position(|pending| pending.id == id) {
+                let _ = self.pending.remove(at).thread.join();
+            }
             match outcome {
                 Outcome::Refused { from, reason } => self.refused(from, reason),
                 Outcome::Admitted { rank, stream, from } => {
@@ -158,7 +171,8 @@ impl<'s> Door<'s> {
             .stack_size(STACK_BYTES)
             .spawn(move || drop(refuse(&stream, &reason, deadline)));
         if let (Ok(stream), Ok(thread)) = (copy, spawned) {
-            self.pending.push(Pending { stream, thread });
+            let id = self.next_id();
+            self.pending.push(Pending { id, stream, thread });
         }
     }
 

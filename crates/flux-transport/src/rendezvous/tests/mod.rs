@@ -8,13 +8,23 @@ mod losses;
 use super::{RendezvousError, RendezvousSpec, TcpBootstrap};
 use flux_memory::BootstrapError;
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 const TOKEN: &[u8] = b"a token of these tests";
 
-/// A port that is free now.
+/// A port that is free, and that no other test gets: they run at the same time. The system's own choice would do so only as
+/// long as somebody listens.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Below the ports of outgoing connections; another process of tests begins elsewhere.
+    let begin = 10_000 + u16::try_from(std::process::id() % 90).unwrap() * 100;
+    loop {
+        let port = begin + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Patient where all is well, for tests share few processors.
