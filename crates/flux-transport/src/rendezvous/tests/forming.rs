@@ -1,0 +1,106 @@
+use super::*;
+use flux_memory::Bootstrap;
+
+#[test]
+fn groups_of_many_sizes_form_in_any_order() {
+    for world_size in [1, 2, 3, 4, 8] {
+        let port = free_port();
+        std::thread::scope(|scope| {
+            // Rank 0 is the last to start.
+            for rank in (0..world_size).rev() {
+                if rank == 0 && world_size > 1 {
+                    std::thread::sleep(Duration::from_millis(30));
+                }
+                scope.spawn(move || {
+                    let group = TcpBootstrap::form(&spec(rank, world_size, port)).unwrap();
+                    assert_eq!((group.rank(), group.world_size()), (rank, world_size));
+                    group.barrier().unwrap();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn addresses_may_be_names_and_ipv6() {
+    let has_ipv6 = TcpListener::bind("[::1]:0").is_ok();
+    for host in ["localhost", "127.0.0.1", "::1", "[::1]"] {
+        if host.contains(':') && !has_ipv6 {
+            continue;
+        }
+        on_all_ranks(2, |spec| spec.host = host.into(), |group| group.barrier().unwrap());
+    }
+}
+
+#[test]
+fn a_name_that_is_none_is_an_error_on_every_rank() {
+    for rank in 0..2 {
+        let mut spec = spec(rank, 2, free_port());
+        spec.host = "no such host".into();
+        spec.forming_timeout = Duration::from_millis(100);
+        let error = TcpBootstrap::form(&spec).unwrap_err().to_string();
+        assert!(error.contains("no such host"), "{error}");
+    }
+}
+
+#[test]
+fn missing_ranks_are_named_and_those_that_came_are_told() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let root = scope.spawn(move || {
+            let mut spec = spec(0, 4, port);
+            spec.forming_timeout = Duration::from_millis(1500);
+            TcpBootstrap::form(&spec).unwrap_err()
+        });
+        let joined = scope.spawn(move || TcpBootstrap::form(&spec(2, 4, port)).unwrap_err());
+        let RendezvousError::RanksMissing { missing, .. } = root.join().unwrap() else { panic!() };
+        assert_eq!(missing, [1, 3]);
+        let RendezvousError::Refused { rank: 2, reason, .. } = joined.join().unwrap() else { panic!() };
+        assert!(reason.contains("ranks 1, 3 of 4 did not come"), "{reason}");
+    });
+}
+
+#[test]
+fn without_rank_0_the_others_give_up_in_time() {
+    let mut spec = spec(1, 2, free_port());
+    spec.forming_timeout = Duration::from_millis(200);
+    let begin = Instant::now();
+    let error = TcpBootstrap::form(&spec).unwrap_err();
+    assert!(matches!(error, RendezvousError::NoRankZero { rank: 1, .. }), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_port_in_use_is_an_error_that_says_so() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut spec = spec(0, 2, taken.local_addr().unwrap().port());
+    spec.forming_timeout = Duration::from_millis(200);
+    let error = TcpBootstrap::form(&spec).unwrap_err();
+    assert!(matches!(error, RendezvousError::CannotListen { .. }), "{error}");
+}
+
+#[test]
+fn specs_that_make_no_sense_are_refused() {
+    let cases: [(&str, fn(&mut RendezvousSpec)); 8] = [
+        ("world of 0", |spec| spec.world_size = 0),
+        ("world of 1000000", |spec| spec.world_size = 1_000_000),
+        ("no rank 2", |spec| spec.rank = 2),
+        ("port 0", |spec| spec.port = 0),
+        ("no host", |spec| spec.host = String::new()),
+        ("build is too long", |spec| spec.build = "b".repeat(1000)),
+        ("forming_timeout", |spec| spec.forming_timeout = Duration::ZERO),
+        ("two heartbeats", |spec| spec.silence = spec.heartbeat),
+    ];
+    for (expected, change) in cases {
+        let mut spec = spec(0, 2, 29_500);
+        change(&mut spec);
+        let error = TcpBootstrap::form(&spec).unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
+#[test]
+fn the_token_is_not_printed() {
+    let shown = format!("{:?}", spec(0, 2, 29_500));
+    assert!(!shown.contains("token"), "{shown}");
+}
