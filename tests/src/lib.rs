@@ -4,6 +4,7 @@ pub mod data;
 pub mod epilogues;
 pub mod faults;
 pub mod groups;
+pub mod launch;
 pub mod meeting;
 pub mod pitched;
 pub mod pushes;

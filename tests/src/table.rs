@@ -67,6 +67,11 @@ pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<f16>(case, group);
 }
 
+/// [`check`] with one element type.
+pub fn check_bf16(case: Case, group: &dyn Fn(usize) -> Group) {
+    check_dtype::<bf16>(case, group);
+}
+
 /// [`check`] with 8-bit elements, without scales.
 pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<E4m3>(case, group);

@@ -95,7 +95,9 @@ fn no_library_decides_which_cuda_its_user_has() {
 #[test]
 fn no_library_reads_the_environment() {
     for name in LIBRARIES {
-        for (path, text) in sources(&root().join("crates").join(name).join("src")) {
+        let files = sources(&root().join("crates").join(name).join("src")).into_iter();
+        // Who calls `Group::from_env` asks for it.
+        for (path, text) in files.filter(|(path, _)| !path.ends_with("flux/src/from_env.rs")) {
             let reads =
                 text.contains("env::var") || text.contains("env::args") || text.contains("option_env!");
             assert!(!reads, "{} reads the environment", path.display());

@@ -1,12 +1,13 @@
 //! What the command understands.
 
 use crate::bench::BenchArguments;
+use crate::error::Error;
 use crate::launch::LaunchArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
-    Push, Summation,
+    Push, Sharing, Summation,
 };
 use std::path::PathBuf;
 
@@ -43,6 +44,9 @@ pub(crate) struct GroupArguments {
     /// Where buffers that peers write to lie.
     #[arg(long, value_enum, default_value_t = PeerMemoryArgument::Device)]
     peer_memory: PeerMemoryArgument,
+    /// Between processes: how they get at each other's GPU memory.
+    #[arg(long, value_enum, default_value_t = SharingArgument::Auto)]
+    sharing: SharingArgument,
     /// How long a wait for a peer may last, in milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     wait_budget_ms: u64,
@@ -57,8 +61,20 @@ impl GroupArguments {
         }
     }
 
-    pub(crate) fn group(&self, ranks: usize) -> Result<Group, flux::Error> {
-        Group::local_with(ranks, self.config())
+    /// The group of the processes that a launcher has started, this one among them, if one has; else `ranks` ranks in this
+    /// process.
+    pub(crate) fn group(
+        &self,
+        ranks: Option<usize>,
+        default: impl FnOnce() -> usize,
+    ) -> Result<Group, Error> {
+        match (flux::launch_environment()?, ranks) {
+            (Some(launched), Some(ranks)) if launched.world_size != ranks => {
+                Err(Error::OtherRanks { ranks, launched: launched.world_size })
+            }
+            (Some(_), _) => Ok(Group::from_env_with(self.config())?),
+            (None, _) => Ok(Group::local_with(ranks.unwrap_or_else(default), self.config())?),
+        }
     }
 
     pub(crate) fn config(&self) -> GroupConfig {
@@ -71,6 +87,11 @@ impl GroupArguments {
         config.peer_memory = match self.peer_memory {
             PeerMemoryArgument::Device => Placement::Device,
             PeerMemoryArgument::PinnedHost => Placement::PinnedHost,
+        };
+        config.sharing = match self.sharing {
+            SharingArgument::Auto => Sharing::Auto,
+            SharingArgument::Vmm => Sharing::Vmm,
+            SharingArgument::Ipc => Sharing::Ipc,
         };
         config.wait_budget = std::time::Duration::from_millis(self.wait_budget_ms);
         config
@@ -92,11 +113,22 @@ enum PeerMemoryArgument {
     PinnedHost,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum SharingArgument {
+    /// Vmm where all GPUs can.
+    Auto,
+    /// Allocations as open files.
+    Vmm,
+    /// CUDA IPC handles.
+    Ipc,
+}
+
 #[derive(Args)]
 pub(crate) struct DemoArguments {
     #[command(flatten)]
     pub(crate) group: GroupArguments,
-    /// Ranks; by default 4, or one for each GPU if there are more. Ranks that outnumber the GPUs share them.
+    /// Ranks; by default 4, or one for each GPU if there are more. Ranks that outnumber the GPUs share them. Under a launcher,
+    /// each process is one.
     #[arg(long, value_name = "W", value_parser = parse_ranks)]
     pub(crate) ranks: Option<usize>,
 }
@@ -108,9 +140,9 @@ pub(crate) struct RunArguments {
     pub(crate) op: OpArgument,
     #[command(flatten)]
     pub(crate) group: GroupArguments,
-    /// Ranks.
+    /// Ranks. Under a launcher each process is one, and this may be left out.
     #[arg(long, value_name = "W", value_parser = parse_ranks)]
-    pub(crate) ranks: usize,
+    pub(crate) ranks: Option<usize>,
     /// A safetensors file with `a` [M, K] and `b` [N, K] in BF16, F16 or F8_E4M3; from the last, `c` is BF16.
     #[arg(long, value_name = "IN.safetensors")]
     pub(crate) input: PathBuf,

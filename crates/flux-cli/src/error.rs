@@ -39,6 +39,16 @@ pub(crate) enum Error {
         "{contender} is wrong for {shape}: it is off by {error:.2e} of the norm, where {bound:.0e} is allowed"
     )]
     WrongResult { contender: &'static str, shape: String, error: f64, bound: f64 },
+    #[error(
+        "--ranks is {ranks}, but the launcher has started {launched} processes, each one rank; leave --ranks out"
+    )]
+    OtherRanks { ranks: usize, launched: usize },
+    #[error("flux trace shows all ranks by the clock of one process; start it by itself, without a launcher")]
+    OneProcessOnly,
+    #[error(
+        "how many ranks? give --ranks W, or start one process per rank: flux launch -n W -- flux run ..."
+    )]
+    NoRanks,
     #[error("{op} runs on one rank, not on {ranks}; leave --ranks out")]
     OneRankOnly { op: &'static str, ranks: usize },
     #[error("{op} communicates nothing, so there is one way to go; leave --path out")]
@@ -71,6 +81,7 @@ impl Error {
             | Error::WrongResult { .. }
             | Error::Flux(
                 flux::Error::WaitExpired { .. }
+                | flux::Error::RankLost { .. }
                 | flux::Error::WroteOutside { .. }
                 | flux::Error::RanksDiffer { .. },
             ) => 1,

@@ -1,6 +1,7 @@
 //! Writing to standard output, which may be closed at any time.
 
 use crate::error::Error;
+use flux::Group;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
@@ -13,4 +14,9 @@ pub(crate) fn print(line: impl Display) -> Result<(), Error> {
             other.map_err(|source| Error::File { action: "write", path: "standard output".into(), source })
         }
     }
+}
+
+/// Whether this process prints and writes what is the same on all ranks: the one that rank 0 lives in.
+pub(crate) fn speaks(group: &Group) -> bool {
+    group.local_ranks().start == 0
 }

@@ -3,7 +3,7 @@
 use crate::args::{OpArgument, ReportArgument, RunArguments};
 use crate::error::Error;
 use crate::files;
-use crate::output::print;
+use crate::output::{print, speaks};
 use crate::tensors::{self, Names, Operands};
 use flux::{
     Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice,
@@ -16,7 +16,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Error> {
     let scales = [arguments.a_scale.as_deref(), arguments.b_scale.as_deref()];
     let operands = Operands::read(&arguments.input, Names { bias: arguments.bias.as_deref(), scales })?;
     files::check_writable(&arguments.output)?;
-    let group = arguments.group.group(arguments.ranks)?;
+    if arguments.ranks.is_none() && flux::launch_environment()?.is_none() {
+        return Err(Error::NoRanks);
+    }
+    let group = arguments.group.group(arguments.ranks, || 1)?;
     match operands.dtype {
         DType::Bf16 => multiply::<bf16>(arguments, &operands, &group),
         DType::F16 => multiply::<f16>(arguments, &operands, &group),
@@ -70,7 +73,11 @@ fn finish<E: Element, Op: Operation>(
     whole.synchronize()?;
     let time = begin.elapsed();
     let columns = op.result_columns();
-    tensors::write(&arguments.output, &whole.result()?, operands.m, columns)?;
+    let c = whole.result()?; // of all ranks: among processes, a step that all take together
+    if !speaks(group) {
+        return Ok(());
+    }
+    tensors::write(&arguments.output, &c, operands.m, columns)?;
     report(arguments, operands, group, columns, (choice, tile, chunk_rows, time))
 }
 

@@ -103,16 +103,11 @@ impl Drop for SharedPieces {
 
 /// This rank's memory, zeroed, and how its peers get at it.
 fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, Handle)> {
-    let none_left = || Error::OutOfMemory { bytes, placement, device: one.device.to_string() };
-    let file = || MemoryFile::create(bytes)?.ok_or_else(none_left);
+    let none_left = || none_left(one, bytes, placement);
     Ok(match (&one.device, placement, one.sharing) {
-        (Device::Host, ..) => {
-            let file = file()?;
-            (Piece::Host(file.map()?), Handle::File(file.into_file()))
-        }
-        (Device::Cuda(gpu), Placement::PinnedHost, _) => {
-            let file = file()?;
-            (Piece::Pinned(PinnedMapping::new(gpu, file.map()?)?), Handle::File(file.into_file()))
+        (Device::Host, ..) | (Device::Cuda(_), Placement::PinnedHost, _) => {
+            let file = MemoryFile::create(bytes)?.ok_or_else(none_left)?;
+            (map(one, &file, bytes, placement)?, Handle::File(file.into_file()))
         }
         (Device::Cuda(gpu), Placement::Device, Sharing::Auto | Sharing::Vmm) => {
             let (memory, file) = VmmMemory::create(gpu, bytes)?.ok_or_else(none_left)?;
@@ -130,16 +125,26 @@ fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, H
 /// A peer's memory.
 fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Result<Piece> {
     Ok(match (&one.device, placement, handle) {
-        (Device::Host, _, Handle::File(file)) => Piece::Host(MemoryFile::open(file, bytes)?.map()?),
-        (Device::Cuda(gpu), Placement::PinnedHost, Handle::File(file)) => {
-            Piece::Pinned(PinnedMapping::new(gpu, MemoryFile::open(file, bytes)?.map()?)?)
+        (Device::Host, _, Handle::File(file)) | (_, Placement::PinnedHost, Handle::File(file)) => {
+            map(one, &MemoryFile::open(file, bytes)?, bytes, placement)?
         }
-        (Device::Cuda(gpu), Placement::Device, Handle::File(file)) => {
-            Piece::Vmm(VmmMemory::open(gpu, file, bytes)?)
-        }
+        (Device::Cuda(gpu), _, Handle::File(file)) => Piece::Vmm(VmmMemory::open(gpu, file, bytes)?),
         (Device::Cuda(gpu), _, Handle::Bytes(handle)) => Piece::IpcOfPeer(IpcMemory::open(gpu, &handle)?),
         (Device::Host, _, Handle::Bytes(_)) => {
             return Err(Error::BackendMismatch { what: "a peer's memory" });
         }
     })
+}
+
+/// A memory file, for this rank's device.
+fn map(one: &OneRank, file: &MemoryFile, bytes: usize, placement: Placement) -> Result<Piece> {
+    let mapping = file.map()?.ok_or_else(|| none_left(one, bytes, placement))?;
+    Ok(match &one.device {
+        Device::Host => Piece::Host(mapping),
+        Device::Cuda(gpu) => Piece::Pinned(PinnedMapping::new(gpu, mapping)?),
+    })
+}
+
+fn none_left(one: &OneRank, bytes: usize, placement: Placement) -> Error {
+    Error::OutOfMemory { bytes, placement, device: one.device.to_string() }
 }

@@ -45,7 +45,7 @@ pub(crate) enum Choice {
 
 impl Choice {
     pub(crate) fn new(asked: Delivery, group: &Group) -> Self {
-        Self::on(asked, group.backend(), group.config().peer_memory, group.world_size(), group.gpus())
+        Self::on(asked, group.backend(), group.config().peer_memory, group.world_size(), group.devices())
     }
 
     fn on(asked: Delivery, backend: Backend, slots: Placement, world_size: usize, gpus: usize) -> Self {

@@ -20,6 +20,18 @@ pub enum Error {
     /// Sizes that make no sense.
     #[error(transparent)]
     Swizzle(#[from] flux_swizzle::Error),
+    /// The processes of a group did not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] flux_transport::RendezvousError),
+    /// What a launcher said makes no sense.
+    #[error(transparent)]
+    Launcher(#[from] flux_transport::LaunchError),
+    /// No launcher has started this process.
+    #[error(
+        "no launcher's variables are set (RANK, WORLD_SIZE, ...): start one process per rank with torchrun, mpirun, srun or \
+         `flux launch -n W -- COMMAND`, or use `Group::local` for all ranks in one process"
+    )]
+    NotLaunched,
     /// The CUDA backend was asked for, and there is no GPU.
     #[error("no GPU: the CUDA driver shows none (see CUDA_VISIBLE_DEVICES); use the host backend")]
     NoGpu,

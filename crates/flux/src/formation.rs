@@ -42,7 +42,7 @@ impl Drop for Formed {
 
 /// All ranks in this process.
 pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
-    let devices = devices(world_size, config.backend)?;
+    let devices = devices(world_size, config)?;
     if config.peer_memory == Placement::Device {
         Device::enable_peer_access(&devices)?;
     }
@@ -164,10 +164,13 @@ fn visible_gpus(choice: BackendChoice) -> Result<usize> {
 }
 
 /// The device of each rank: one GPU each where there are enough, else neighbouring ranks share one.
-fn devices(world_size: usize, choice: BackendChoice) -> Result<Vec<Device>> {
-    let gpus = visible_gpus(choice)?;
+fn devices(world_size: usize, config: &GroupConfig) -> Result<Vec<Device>> {
+    let gpus = visible_gpus(config.backend)?;
     if gpus == 0 {
         return Ok(vec![Device::host(); world_size]);
+    }
+    if let Some(gpu) = config.gpu {
+        return Ok(vec![Device::cuda(gpu)?; world_size]);
     }
     let used: Vec<_> = (0..gpus.min(world_size)).map(Device::cuda).collect::<Result<_, _>>()?;
     Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())

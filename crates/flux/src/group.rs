@@ -40,8 +40,9 @@ pub struct GroupConfig {
     pub sm_budget: Option<NonZeroU32>,
     /// One rank per process, on GPUs: how a process gets at its peers' device memory.
     pub sharing: Sharing,
-    /// One rank per process, on GPUs: the number of this process's; by default its number among the machine's processes,
-    /// counted around the GPUs that the driver shows it. The only thing here in which ranks may differ.
+    /// The one GPU that the ranks of this process use. By default all GPUs where all ranks live in one process; where each has
+    /// its own, the process's number among the machine's, counted around the GPUs that the driver shows. The only thing here in
+    /// which processes may differ.
     pub gpu: Option<usize>,
     /// Whether calls note when each tile and each transfer happened ([`crate::AgGemm::traces`] and its like). For looking,
     /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, on GPUs only bf16 can be
@@ -148,6 +149,11 @@ impl Group {
         self.0.formed.backend
     }
 
+    /// On how many GPUs the ranks live, all ranks' together; 1 on the host.
+    pub fn devices(&self) -> usize {
+        self.0.formed.gpus
+    }
+
     /// How the group was formed.
     pub fn config(&self) -> &GroupConfig {
         &self.0.config
@@ -199,6 +205,15 @@ impl Group {
         }
     }
 
+    /// What each process has brought, in rank order; where all ranks live in this process, only `own`. For a few bytes, beside
+    /// calls: measurements, names.
+    pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        match self.members().space.peers() {
+            None => Ok(vec![own.to_vec()]),
+            Some(peers) => Ok(peers.exchange("gather a few bytes", Ok(own.to_vec()))?),
+        }
+    }
+
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {
         let (world_size, here) = (self.world_size(), self.local_ranks());
         match rank {
@@ -242,11 +257,6 @@ impl Group {
     /// For what is the same for all ranks.
     pub(crate) fn any_launcher(&self) -> &Launcher {
         self.launcher(self.local_ranks().start)
-    }
-
-    /// How many GPUs the ranks live on, all ranks' together; 1 on the host.
-    pub(crate) fn gpus(&self) -> usize {
-        self.0.formed.gpus
     }
 
     /// Builds operation `name` for `spec`, on all ranks or on none.

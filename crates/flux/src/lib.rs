@@ -8,6 +8,7 @@ mod delivery;
 mod epilogue;
 mod error;
 mod formation;
+mod from_env;
 mod gemm_ar;
 mod gemm_rs;
 mod group;
@@ -32,7 +33,8 @@ pub use flux_memory::{
     Address, Backend, Bootstrap, BootstrapError, Buffer, Device, Placement, Sharing, Stream, Timer,
 };
 pub use flux_swizzle::{End, Shards, Taper, TileShape};
-pub use flux_transport::{Direction, SignalLoss};
+pub use flux_transport::{Direction, LaunchEnvironment, SignalLoss};
+pub use from_env::launch_environment;
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};

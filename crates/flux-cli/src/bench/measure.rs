@@ -17,7 +17,7 @@ const MAX_CALLS: usize = 500;
 pub(crate) enum Clock {
     /// The device's: the host's part in it does not count. For one rank.
     Device,
-    /// The host's, from one synchronisation of all ranks to the next.
+    /// The host's, from one synchronisation of all ranks to the next; among processes, that of the slowest.
     Host,
 }
 
@@ -80,7 +80,7 @@ impl<'a, E: Element> Contender<'a, E> {
 
     fn new(role: Role, work: Work<'a>, operands: &'a Operands<E>) -> Result<Self, Error> {
         let parts = (0..operands.copies()).map(|copy| operands.operands(copy)).collect();
-        let timer = Timer::new(operands.group().device(0)?).map_err(flux::Error::from)?;
+        let timer = Timer::new(operands.first_device()?).map_err(flux::Error::from)?;
         Ok(Self {
             role,
             work,
@@ -141,10 +141,11 @@ impl<'a, E: Element> Contender<'a, E> {
             }
             Clock::Host => {
                 self.operands.synchronize()?;
+                self.operands.group().barrier()?;
                 let begin = Instant::now();
                 (0..calls).try_for_each(|_| enqueue())?;
                 self.operands.synchronize()?;
-                begin.elapsed()
+                self.operands.slowest(begin.elapsed())?
             }
         };
         self.operands.group().check()?;

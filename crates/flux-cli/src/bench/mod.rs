@@ -16,7 +16,7 @@ pub(crate) use shapes::Shape;
 
 use crate::error::Error;
 use crate::files;
-use crate::output::print;
+use crate::output::{print, speaks};
 use arguments::{Against, DTypeArgument, FormatArgument};
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
@@ -27,7 +27,7 @@ use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use machine::Machine;
 use measure::{Clock, Contender, Protocol, interleaved};
-use operands::{Expected, devices};
+use operands::Expected;
 use report::{Report, Role, Row};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,6 +62,9 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<(), Error> {
         DTypeArgument::F16 => Bench::<f16>::new(arguments)?.measure()?,
         DTypeArgument::E4m3 => Bench::<E4m3>::new(arguments)?.measure()?,
     };
+    if !speaks(&report.group) {
+        return Ok(());
+    }
     match arguments.format {
         FormatArgument::Table => print(report.table())?,
         FormatArgument::Json => print(format_args!("{:#}", report.json()))?,
@@ -95,21 +98,31 @@ struct Bench<'a, E> {
 impl<'a, E: Element> Bench<'a, E> {
     fn new(arguments: &'a BenchArguments) -> Result<Self, Error> {
         let op = arguments.op;
-        let ranks = match (op.communicates(), arguments.ranks) {
-            (true, Some(ranks)) => ranks,
-            (true, None) => arguments.group.gpus().max(DEFAULT_RANKS),
-            (false, None | Some(1)) => 1,
-            (false, Some(ranks)) => return Err(Error::OneRankOnly { op: op.name(), ranks }),
+        let group = if op.communicates() {
+            arguments.group.group(arguments.ranks, || arguments.group.gpus().max(DEFAULT_RANKS))?
+        } else {
+            let launched = flux::launch_environment()?.map(|launched| launched.world_size);
+            let several = [arguments.ranks, launched].into_iter().flatten().find(|&ranks| ranks != 1);
+            if let Some(ranks) = several {
+                return Err(Error::OneRankOnly { op: op.name(), ranks });
+            }
+            Group::local_with(1, arguments.group.config())?
         };
-        let solo = arguments.group.group(1)?;
+        let ranks = group.world_size();
+        let solo = if ranks == 1 {
+            group.clone()
+        } else {
+            let mut config = arguments.group.config();
+            config.gpu = group.device(group.local_ranks().start)?.as_cuda().map(|gpu| gpu.ordinal());
+            Group::local_with(1, config)?
+        };
         let on_gpus = solo.backend() == Backend::Cuda;
         let against = arguments.against.unwrap_or(if on_gpus { Against::Cublas } else { Against::None });
         let cublas = match against {
             Against::Cublas => Some(Cublas::open(solo.device(0)?)?),
             Against::None => None,
         };
-        let group = if ranks == 1 { solo.clone() } else { arguments.group.group(ranks)? };
-        let sharing = ranks.div_ceil(devices(&group)?);
+        let sharing = ranks.div_ceil(group.devices());
         let shapes = match &arguments.shapes[..] {
             [] => shapes::default(op, &arguments.m, !on_gpus),
             some => some.to_vec(),
@@ -152,7 +165,8 @@ impl<'a, E: Element> Bench<'a, E> {
     fn measure(self) -> Result<Report, Error> {
         let contenders =
             1 + usize::from(self.cublas.is_some()) + if self.op.communicates() { WAYS.len() } else { 0 };
-        let bar = ProgressBar::new((self.shapes.len() * contenders * self.protocol.samples) as u64);
+        let steps = (self.shapes.len() * contenders * self.protocol.samples) as u64;
+        let bar = if speaks(&self.group) { ProgressBar::new(steps) } else { ProgressBar::hidden() };
         bar.set_style(
             ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")
                 .unwrap_or(ProgressStyle::default_bar()),

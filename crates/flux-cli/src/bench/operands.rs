@@ -4,11 +4,12 @@ use crate::bench::shapes::Shape;
 use crate::data::{normal, widen};
 use crate::error::Error;
 use flux::{
-    Buffer, Element, Group, Matrix, OperandParts, Operation, Part, PathChoice, Placement, Scale, Scales,
-    Stream,
+    Buffer, Device, Element, Group, Matrix, OperandParts, Operation, Part, PathChoice, Placement, Scale,
+    Scales, Stream,
 };
 use rayon::prelude::*;
 use std::ops::Range;
+use std::time::Duration;
 
 /// How many different numbers a matrix has at most. A prime, so that no two rows are alike: longer ones repeat them.
 const DISTINCT: usize = 16_777_259;
@@ -78,7 +79,7 @@ impl Expected {
 pub(crate) struct Operands<E> {
     group: Group,
     m: usize,
-    /// Each rank's parts of A, B and C.
+    /// Each rank's parts of A, B and C, of the ranks of this process; so are the following.
     parts: Vec<[Part; 3]>,
     copies: Vec<Vec<[Buffer; 3]>>,
     /// Each rank's scales, if elements have any.
@@ -111,7 +112,8 @@ impl<E: Element> Operands<E> {
             streams,
             element: std::marker::PhantomData,
         };
-        for (rank, stream) in this.streams.iter().enumerate().filter(|_| E::DTYPE.is_scaled()) {
+        let ranks = group.local_ranks();
+        for (rank, stream) in ranks.clone().zip(&this.streams).filter(|_| E::DTYPE.is_scaled()) {
             let buffer = Buffer::allocate(group.device(rank)?, 2 * SCALE_PITCH, Placement::Device);
             let buffer = buffer.map_err(flux::Error::from)?;
             for (index, scale) in SCALES.iter().enumerate() {
@@ -124,10 +126,10 @@ impl<E: Element> Operands<E> {
             let place = |rank: usize| {
                 let device = group.device(rank)?;
                 let allocate = |bytes| Buffer::allocate(device, bytes, Placement::Device);
-                let [a_part, b_part, _] = &this.parts[rank];
-                let [a_bytes, b_bytes, c_bytes] = part_bytes::<E>(&this.parts[rank]);
+                let (parts, stream) = (&this.parts[rank - ranks.start], &this.streams[rank - ranks.start]);
+                let [a_part, b_part, _] = parts;
+                let [a_bytes, b_bytes, c_bytes] = part_bytes::<E>(parts);
                 let buffers = [allocate(a_bytes)?, allocate(b_bytes)?, allocate(c_bytes)?];
-                let stream = &this.streams[rank];
                 upload(&buffers[0], stream, a_part, |row, columns, to| {
                     a.copy_to(row * shape.k + columns.start, to);
                 })?;
@@ -136,7 +138,7 @@ impl<E: Element> Operands<E> {
                 })?;
                 Ok(buffers)
             };
-            let copy = group.local_ranks().map(place).collect::<Result<_, flux::Error>>()?;
+            let copy = ranks.clone().map(place).collect::<Result<_, flux::Error>>()?;
             this.copies.push(copy);
         }
         Ok(this)
@@ -150,7 +152,20 @@ impl<E: Element> Operands<E> {
         self.copies.len()
     }
 
-    /// The stream of rank 0.
+    /// The device of the first rank of this process.
+    pub(crate) fn first_device(&self) -> Result<&Device, Error> {
+        Ok(self.group.device(self.group.local_ranks().start)?)
+    }
+
+    /// The longest of what the processes bring.
+    pub(crate) fn slowest(&self, own: Duration) -> Result<Duration, Error> {
+        let all = self.group.all_gather(&own.as_secs_f64().to_le_bytes())?;
+        let seconds =
+            all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
+        Ok(Duration::try_from_secs_f64(seconds.fold(0.0, f64::max)).unwrap_or(own))
+    }
+
+    /// The stream of the first rank of this process.
     pub(crate) fn first_stream(&self) -> &Stream {
         &self.streams[0]
     }
@@ -203,10 +218,10 @@ impl<E: Element> Operands<E> {
     /// ‖C − expected‖ / ‖expected‖ over the expected entries of the first copy, on every rank that holds them.
     pub(crate) fn deviation(&self, expected: &Expected) -> Result<f64, Error> {
         self.synchronize()?;
-        let (mut difference, mut norm) = (0.0, 0.0);
-        for &(row, column, reference) in &expected.0 {
+        // Both, and behind them whether each entry was found.
+        let mut found = vec![0.0; 2 + expected.0.len()];
+        for (entry, &(row, column, reference)) in expected.0.iter().enumerate() {
             let holds = |part: &Part| part.rows.contains(&row) && part.columns.contains(&column);
-            let mut holders = 0;
             for (rank, [_, _, part]) in self.parts.iter().enumerate().filter(|(_, [_, _, part])| holds(part))
             {
                 let index = (row - part.rows.start) * part.columns.len() + column - part.columns.start;
@@ -214,15 +229,22 @@ impl<E: Element> Operands<E> {
                 let (buffer, bytes) = (&self.copies[0][rank][2], bytemuck::cast_slice_mut(&mut value));
                 let read = buffer.download(&self.streams[rank], index * size_of::<E::Result>(), bytes);
                 read.map_err(flux::Error::from)?;
-                difference += (f64::from(widen::<E::Result>(&value)[0]) - reference).powi(2);
-                norm += reference * reference;
-                holders += 1;
-            }
-            if holders == 0 {
-                return Ok(f64::NAN);
+                found[0] += (f64::from(widen::<E::Result>(&value)[0]) - reference).powi(2);
+                found[1] += reference * reference;
+                found[2 + entry] = 1.0;
             }
         }
-        Ok((difference / norm.max(f64::MIN_POSITIVE)).sqrt())
+        // Of all ranks, wherever they live.
+        let all = self.group.all_gather(bytemuck::cast_slice(&found))?;
+        let mut sums = vec![0.0; found.len()];
+        for bytes in all {
+            let theirs = bytes.chunks_exact(size_of::<f64>()).filter_map(|bytes| bytes.try_into().ok());
+            sums.iter_mut().zip(theirs.map(f64::from_ne_bytes)).for_each(|(sum, value)| *sum += value);
+        }
+        if sums[2..].contains(&0.0) {
+            return Ok(f64::NAN);
+        }
+        Ok((sums[0] / sums[1].max(f64::MIN_POSITIVE)).sqrt())
     }
 }
 

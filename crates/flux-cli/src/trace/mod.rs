@@ -36,6 +36,9 @@ pub(crate) fn run(arguments: &TraceArguments) -> Result<(), Error> {
         .flatten()
         .try_for_each(|file| files::check_writable(file))?;
 
+    if flux::launch_environment()?.is_some() {
+        return Err(Error::OneProcessOnly);
+    }
     let mut config = arguments.group.config();
     config.trace = true;
     let group = Group::local_with(ranks, config)?;

@@ -59,15 +59,15 @@ impl MemoryFile {
         self.file
     }
 
-    /// Maps all of it, for reading and writing.
-    pub(crate) fn map(&self) -> Result<Mapping> {
+    /// Maps all of it, for reading and writing; `None` if this process may have no more.
+    pub(crate) fn map(&self) -> Result<Option<Mapping>> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let pointer =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), self.bytes, access, flags, &self.file, 0) };
-        pointer
-            .map(|pointer| Mapping { address: Address::from(pointer), bytes: self.bytes })
-            .map_err(failed("mmap"))
+        match unsafe { rustix::mm::mmap(std::ptr::null_mut(), self.bytes, access, flags, &self.file, 0) } {
+            Err(Errno::NOMEM) => Ok(None),
+            Err(error) => Err(failed("mmap")(error)),
+            Ok(pointer) => Ok(Some(Mapping { address: Address::from(pointer), bytes: self.bytes })),
+        }
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     fn two_mappings_show_the_same_bytes() {
         let own = MemoryFile::create(5000).unwrap().unwrap();
         let peer = MemoryFile::open(own.file.try_clone().unwrap(), 5000).unwrap();
-        let [first, second] = [&own, &peer].map(|file| file.map().unwrap());
+        let [first, second] = [&own, &peer].map(|file| file.map().unwrap().unwrap());
         assert_ne!(first.address(), second.address());
         // SAFETY: both are mappings of 8192 bytes, used by this thread only.
         unsafe {
