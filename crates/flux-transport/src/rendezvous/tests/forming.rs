@@ -61,6 +61,22 @@ fn missing_ranks_are_named_and_those_that_came_are_told() {
 }
 
 #[test]
+fn who_was_refused_meanwhile_is_told_with_who_is_missing() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let root = scope.spawn(move || {
+            let mut spec = spec(0, 2, port);
+            spec.forming_timeout = Duration::from_millis(1500);
+            TcpBootstrap::form(&spec).unwrap_err().to_string()
+        });
+        let refused = TcpBootstrap::form(&spec(1, 3, port)).unwrap_err();
+        assert!(matches!(refused, RendezvousError::Refused { rank: 1, .. }), "{refused}");
+        let error = root.join().unwrap();
+        assert!(error.contains("ranks 1 of 2") && error.contains("its world size is 3"), "{error}");
+    });
+}
+
+#[test]
 fn without_rank_0_the_others_give_up_in_time() {
     let mut spec = spec(1, 2, free_port());
     spec.forming_timeout = Duration::from_millis(200);
