@@ -35,13 +35,15 @@ enum Outcome {
     Refused { from: SocketAddr, reason: String },
 }
 
-/// Waits for all other ranks, and returns their connections: `[rank]`, with none for rank 0 itself.
-pub(super) fn gather(spec: &RendezvousSpec) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
-    let deadline = Instant::now() + spec.forming_timeout;
-    let listeners = listen(spec, deadline)?;
+/// Waits for all other ranks to come to sockets that do not block, and returns their connections: `[rank]`, with none for rank 0 itself.
+pub(super) fn gather(
+    spec: &RendezvousSpec,
+    listeners: &[TcpListener],
+    deadline: Instant,
+) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
     let mut door = Door::new(spec);
     let formed = loop {
-        door.accept(&listeners);
+        door.accept(listeners);
         door.take_outcomes();
         door.drop_the_gone();
         if door.missing().is_empty() {
@@ -252,7 +254,7 @@ fn is_there(stream: &TcpStream) -> bool {
 }
 
 /// Listens wherever the host's name points to on this machine.
-fn listen(spec: &RendezvousSpec, deadline: Instant) -> Result<Vec<TcpListener>, RendezvousError> {
+pub(super) fn listen(spec: &RendezvousSpec, deadline: Instant) -> Result<Vec<TcpListener>, RendezvousError> {
     let addresses = addresses(spec, deadline)?;
     let patience = deadline.min(Instant::now() + BIND_PATIENCE);
     let failed = |reason: String| RendezvousError::CannotListen { address: spec.address(), reason };

@@ -135,7 +135,7 @@ fn keep_watch(channel: &Channel) {
         }
         // A process that was stopped itself has heard nobody, and reads in a moment what has come meanwhile.
         let now = Instant::now();
-        if now.duration_since(previous) > channel.silence / 2 {
+        if now.duration_since(previous) > channel.heartbeat + channel.silence / 2 {
             let mut state = channel.state();
             state.heard.iter_mut().for_each(|heard| *heard = now);
         }

@@ -24,7 +24,9 @@ pub use spec::RendezvousSpec;
 use channel::Channel;
 use flux_memory::{Bootstrap, BootstrapError};
 use frame::Collective;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A group of processes over TCP, with rank 0 in the middle.
 ///
@@ -61,13 +63,33 @@ impl TcpBootstrap {
     /// [`RendezvousError::Refused`]. [`RendezvousError::NoAddress`] and [`RendezvousError::System`] everywhere.
     pub fn form(spec: &RendezvousSpec) -> Result<Self, RendezvousError> {
         spec.check()?;
-        let streams = if spec.world_size == 1 {
-            vec![None]
-        } else if spec.rank == 0 {
-            listen::gather(spec)?
-        } else {
-            vec![Some(join::join(spec)?)]
-        };
+        if spec.rank == 0 && spec.world_size > 1 {
+            let deadline = Instant::now() + spec.forming_timeout;
+            return Self::start(spec, listen::gather(spec, &listen::listen(spec, deadline)?, deadline)?);
+        }
+        let streams = if spec.world_size == 1 { vec![None] } else { vec![Some(join::join(spec)?)] };
+        Self::start(spec, streams)
+    }
+
+    /// On rank 0, as [`Self::form`], with a socket that listens already: whoever made it could let the system choose the
+    /// port, and tell the other ranks, without anybody taking that port in between.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::form`], and [`RendezvousError::Invalid`] on another rank.
+    pub fn form_on(listener: TcpListener, spec: &RendezvousSpec) -> Result<Self, RendezvousError> {
+        spec.check()?;
+        if spec.rank != 0 {
+            let what = format!("rank {} does not listen; only rank 0 forms a group on a socket", spec.rank);
+            return Err(RendezvousError::Invalid { what });
+        }
+        if let Err(error) = listener.set_nonblocking(true) {
+            return Err(RendezvousError::system("a socket", error));
+        }
+        Self::start(spec, listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout)?)
+    }
+
+    fn start(spec: &RendezvousSpec, streams: Vec<Option<TcpStream>>) -> Result<Self, RendezvousError> {
         tracing::debug!(rank = spec.rank, world_size = spec.world_size, "formed a group");
         let channel = Arc::new(Channel::new(spec, streams));
         let mut bootstrap = TcpBootstrap { channel, threads: Vec::new() };

@@ -104,6 +104,9 @@ impl RendezvousSpec {
         if self.world_size > 1 && self.bare_host().is_empty() {
             return invalid("no host is given; say where rank 0 listens".into());
         }
+        if self.world_size > 1 && self.token.is_empty() {
+            return invalid("no token is given; give all ranks the same secret".into());
+        }
         if self.terms().build.len() > MAX_BUILD_BYTES {
             return invalid("the name of the build is too long; give at most 200 bytes".into());
         }

@@ -23,14 +23,14 @@ fn closed(mut stream: TcpStream) -> Vec<u8> {
 
 /// Rank 0 and rank 1 of 3 are there; `misbehave`, given the port, ends; then rank 2 comes, and the group must form.
 fn with_a_bad_peer(misbehave: impl FnOnce(u16)) {
-    let port = free_port();
+    let port = reserve_port();
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            scope.spawn(move || TcpBootstrap::form(&spec(rank, 3, port)).unwrap().barrier().unwrap());
+            scope.spawn(move || form(&spec(rank, 3, port)).unwrap().barrier().unwrap());
         }
         misbehave(port);
         let begin = Instant::now();
-        let group = TcpBootstrap::form(&spec(2, 3, port)).unwrap();
+        let group = form(&spec(2, 3, port)).unwrap();
         // Well below what rank 0 allows a silent peer: none has been waited for.
         assert!(begin.elapsed() < group.channel.silence / 3, "good ranks were held up");
         group.barrier().unwrap();
@@ -43,7 +43,7 @@ fn refused(change: impl FnOnce(&mut RendezvousSpec)) -> String {
     with_a_bad_peer(|port| {
         let mut spec = spec(2, 3, port);
         change(&mut spec);
-        let error = TcpBootstrap::form(&spec).unwrap_err();
+        let error = form(&spec).unwrap_err();
         assert!(matches!(error, RendezvousError::Refused { .. }), "{error}");
         told = error.to_string();
     });
@@ -105,17 +105,17 @@ fn a_second_rank_0_and_a_second_rank_1_are_refused() {
         assert!(told.contains("there is a rank 0 already"), "{told}");
     });
     // Two processes are rank 1: one of them, whichever came first, belongs to the group, and the other is told.
-    let port = free_port();
+    let port = reserve_port();
     std::thread::scope(|scope| {
-        let root = scope.spawn(move || TcpBootstrap::form(&spec(0, 3, port)).unwrap());
+        let root = scope.spawn(move || form(&spec(0, 3, port)).unwrap());
         let (outcome, outcomes) = std::sync::mpsc::channel();
         for _ in 0..2 {
             let outcome = outcome.clone();
-            scope.spawn(move || outcome.send(TcpBootstrap::form(&spec(1, 3, port))).unwrap());
+            scope.spawn(move || outcome.send(form(&spec(1, 3, port))).unwrap());
         }
         let error = outcomes.recv().unwrap().unwrap_err();
         assert!(error.to_string().contains("another process is rank 1 already"), "{error}");
-        let last = TcpBootstrap::form(&spec(2, 3, port)).unwrap();
+        let last = form(&spec(2, 3, port)).unwrap();
         let first = outcomes.recv().unwrap().unwrap();
         drop((root.join().unwrap(), first, last));
     });
@@ -145,12 +145,12 @@ fn silence_delays_nobody() {
 
 #[test]
 fn silence_is_not_waited_for_longer_than_allowed() {
-    let port = free_port();
+    let port = reserve_port();
     std::thread::scope(|scope| {
         let root = scope.spawn(move || {
             let mut spec = spec(0, 2, port);
             spec.handshake_timeout = Duration::from_millis(100);
-            TcpBootstrap::form(&spec).unwrap()
+            form(&spec).unwrap()
         });
         closed(connect(port));
         // One that drips is no better.
@@ -158,7 +158,7 @@ fn silence_is_not_waited_for_longer_than_allowed() {
         while dripping.write_all(&[0]).is_ok() {
             std::thread::sleep(Duration::from_millis(20));
         }
-        let rank = TcpBootstrap::form(&spec(1, 2, port)).unwrap();
+        let rank = form(&spec(1, 2, port)).unwrap();
         drop((root.join().unwrap(), rank));
     });
 }
@@ -187,7 +187,7 @@ fn what_listens_there_may_be_something_else() {
             stream.write_all(b"220 mail.example ESMTP, and so on, at some length\r\n").unwrap();
             closed(stream);
         });
-        let error = TcpBootstrap::form(&spec(1, 2, port)).unwrap_err();
+        let error = form(&spec(1, 2, port)).unwrap_err();
         assert!(matches!(error, RendezvousError::NotRankZero { .. }), "{error}");
     });
 }

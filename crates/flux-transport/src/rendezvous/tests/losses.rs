@@ -49,7 +49,6 @@ fn whoever_ends_because_of_a_loss_is_not_taken_for_it() {
                 ready.wait();
                 if group.rank() != victim {
                     let lost = eventually(|| group.lost_rank());
-                    // When rank 0 is lost nobody is left to say who was first; but all hear rank 0 end.
                     assert_eq!(lost, victim);
                 }
                 crash(group);
@@ -127,7 +126,7 @@ fn unwinding_from_a_panic_is_a_loss() {
 
 #[test]
 fn silence_is_a_loss_in_bounded_time() {
-    // Rank 1 hears of nothing and says nothing, as if its host were gone: its heartbeats are a year apart.
+    // Rank 1 says nothing and closes nothing, as if its host were gone.
     let done = Barrier::new(3);
     on_all_ranks(
         3,
@@ -135,7 +134,7 @@ fn silence_is_a_loss_in_bounded_time() {
             spec.silence = Duration::from_millis(1500);
             spec.heartbeat = Duration::from_millis(100);
         },
-        |mut group| {
+        |group| {
             if group.rank() == 1 {
                 // Its threads end, its socket stays open.
                 let open = group.channel.peers[0].as_ref().unwrap().stream.try_clone().unwrap();
@@ -143,7 +142,6 @@ fn silence_is_a_loss_in_bounded_time() {
                 group.channel.changed.notify_all();
                 done.wait();
                 drop(open);
-                group.threads.truncate(2);
                 return;
             }
             assert_eq!(eventually(|| group.lost_rank()), 1);
@@ -157,11 +155,11 @@ fn heartbeats_keep_a_quiet_group_alive() {
     on_all_ranks(
         3,
         |spec| {
-            spec.silence = Duration::from_millis(1000);
+            spec.silence = Duration::from_millis(2000);
             spec.heartbeat = Duration::from_millis(50);
         },
         |group| {
-            std::thread::sleep(Duration::from_millis(1500));
+            std::thread::sleep(Duration::from_millis(2500));
             assert_eq!(group.lost_rank(), None);
             group.barrier().unwrap();
         },

@@ -7,23 +7,30 @@ mod losses;
 
 use super::{RendezvousError, RendezvousSpec, TcpBootstrap};
 use flux_memory::BootstrapError;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const TOKEN: &[u8] = b"a token of these tests";
 
-/// A port that is free, and that no other test gets: they run at the same time. The system's own choice would do so only as
-/// long as somebody listens.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Below the ports of outgoing connections; another process of tests begins elsewhere.
-    let begin = 10_000 + u16::try_from(std::process::id() % 90).unwrap() * 100;
-    loop {
-        let port = begin + NEXT.fetch_add(1, Ordering::Relaxed) % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
+/// Sockets on which rank 0 will listen, by port: as long as they are here, nobody else gets their ports.
+static RESERVED: Mutex<BTreeMap<u16, TcpListener>> = Mutex::new(BTreeMap::new());
+
+/// A port that is free, and stays so until rank 0 listens there.
+fn reserve_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    RESERVED.lock().unwrap().insert(port, listener);
+    port
+}
+
+/// Forms a group; rank 0 on the socket that has been reserved for it, if there is one.
+fn form(spec: &RendezvousSpec) -> Result<TcpBootstrap, RendezvousError> {
+    let reserved = if spec.rank == 0 { RESERVED.lock().unwrap().remove(&spec.port) } else { None };
+    match reserved {
+        Some(listener) => TcpBootstrap::form_on(listener, spec),
+        None => TcpBootstrap::form(spec),
     }
 }
 
@@ -38,19 +45,23 @@ fn on_all_ranks<R: Send>(
     change: impl Fn(&mut RendezvousSpec) + Sync,
     work: impl Fn(TcpBootstrap) -> R + Sync,
 ) -> Vec<R> {
-    let port = free_port();
+    let port = reserve_port();
     std::thread::scope(|scope| {
         let rank = |rank| {
             let (change, work) = (&change, &work);
             scope.spawn(move || {
                 let mut spec = spec(rank, world_size, port);
                 change(&mut spec);
-                work(TcpBootstrap::form(&spec).unwrap())
+                work(form(&spec).unwrap())
             })
         };
         let ranks: Vec<_> = (0..world_size).map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+fn own<T>(result: Result<T, BootstrapError>) -> Result<T, RendezvousError> {
+    result.map_err(own_words)
 }
 
 fn own_words(error: BootstrapError) -> RendezvousError {
