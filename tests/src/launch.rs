@@ -1,17 +1,34 @@
-//! Starts the test program itself once for each rank of a group, as a launcher would.
+//! Starts the test program itself once for each rank of a group, as a launcher would; and what such tests share.
 
+use crate::data::{Fill, matrix};
+use flux::{AgGemm, DType, GemmAr, GemmRs, Group, OpSpec, Operation, PathPreference, Whole};
+use half::bf16;
 use std::io::Read;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// What names the part that a started process plays.
 pub const PART: &str = "FLUX_TEST_PART";
 
+/// What processes may take, at most, on a machine that is busy with other things.
+pub const LIMIT: Duration = Duration::from_secs(300);
+
 /// The processes of a group.
 pub struct Processes {
     ranks: Vec<Child>,
+}
+
+/// A port that nobody listens on. It is none of those that the system gives away by itself, so nobody else gets it before
+/// rank 0 does.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let own = u16::try_from(std::process::id() % 1000).unwrap_or(0) * 10;
+    let mut candidates = (0..10_000).map(|_| 20_000 + (own + NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000);
+    candidates.find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("a free port")
 }
 
 /// How a process ended.
@@ -35,7 +52,7 @@ impl Processes {
         folder: &Path,
         before: impl Fn(usize) -> &'static str,
     ) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let program = std::env::current_exe().unwrap();
         let start = |rank: usize| {
             Command::new("sh")
@@ -104,4 +121,62 @@ impl Drop for Processes {
             let _ = child.wait();
         }
     }
+}
+
+/// Calls operation `op` of `group` until that fails, and ends this process; the file `called-R` shows that rank R has begun.
+pub fn call_forever(group: &Group, op: &str) -> ! {
+    let mut spec = OpSpec::new(64, 64, 200, DType::Bf16);
+    (spec.path, spec.one_shot_rows) = (PathPreference::Fused, Some(100));
+    match op {
+        "ag-gemm" => forever(group, &AgGemm::new(group, spec).unwrap()),
+        "gemm-rs" => forever(group, &GemmRs::new(group, spec).unwrap()),
+        "gemm-ar" => forever(group, &GemmAr::new(group, spec).unwrap()),
+        other => panic!("there is no operation {other}"),
+    }
+}
+
+#[allow(clippy::print_stderr)] // what the test looks for
+fn forever(group: &Group, op: &impl Operation) -> ! {
+    let rank = group.local_ranks().start;
+    let OpSpec { n, k, max_m, .. } = *op.spec();
+    let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let calls = [max_m, 50].map(|m| Whole::place(group, op, &a[..m * k], &b, m).unwrap());
+    let once = || calls.iter().try_for_each(|call| call.enqueue().and_then(|_| call.synchronize()));
+    once().unwrap();
+    std::fs::write(std::env::temp_dir().join(format!("called-{rank}")), "").unwrap();
+    loop {
+        if let Err(error) = once() {
+            eprintln!("rank {rank} ends: {error}");
+            std::process::exit(3);
+        }
+    }
+}
+
+/// Starts `world_size` processes that [`call_forever`] when they are told `part`, and kills `killed`: the others must end within
+/// `limit`, name it, and leave nothing behind.
+pub fn check_killed(world_size: usize, test: &str, part: &str, killed: usize, limit: Duration) {
+    let folder = TempDir::new().unwrap();
+    let mut processes = Processes::start(world_size, test, part, folder.path(), |_| "");
+    let begin = Instant::now();
+    let called = |rank: usize| folder.path().join(format!("called-{rank}"));
+    while !(0..world_size).all(|rank| called(rank).exists()) {
+        assert!(begin.elapsed() < LIMIT, "{part}: the ranks do not begin");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    processes.kill(killed);
+    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate().filter(|&(rank, _)| rank != killed) {
+        assert!(!ended.success && ended.after < limit, "{part}, rank {rank}: {ended:?}");
+        assert!(ended.errors.contains(&format!("rank {killed} is lost")), "{part}: {}", ended.errors);
+    }
+    (0..world_size).for_each(|rank| std::fs::remove_file(called(rank)).unwrap());
+    assert_eq!(names_in(folder.path()), [""; 0], "{part}");
+}
+
+/// The names in a folder, in order.
+pub fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
 }

@@ -142,6 +142,7 @@ fn a_lost_rank_ends_all_waits() {
 fn memory_is_the_same_for_all_ranks() {
     on_threads(4, |end| {
         let rank = flux::Bootstrap::rank(&*end);
+        let mark = |rank: usize| u8::try_from(rank).unwrap() + 1;
         let peers = Peers::connect(end).unwrap();
         let space = SymmetricSpace::among(&peers, &Device::host(), Sharing::Auto).unwrap();
         for (bytes, placement) in
@@ -152,10 +153,10 @@ fn memory_is_the_same_for_all_ranks() {
             let at = |of: usize, index: usize| buffer.address(of).add(index).as_ptr::<u8>();
             // SAFETY: inside of the buffers; the steps keep writers and readers apart.
             unsafe {
-                (0..bytes).for_each(|index| at(rank, index).write_volatile(rank as u8 + 1));
+                (0..bytes).for_each(|index| at(rank, index).write_volatile(mark(rank)));
                 peers.exchange("write", Ok(Vec::new())).unwrap();
                 for of in 0..4 {
-                    assert!((0..bytes).all(|index| at(of, index).read_volatile() == of as u8 + 1));
+                    assert!((0..bytes).all(|index| at(of, index).read_volatile() == mark(of)));
                 }
                 peers.exchange("read", Ok(Vec::new())).unwrap();
             }

@@ -1,20 +1,12 @@
 //! Groups of real processes on the host backend, one rank each: this program, started once for each rank with torchrun's
 //! variables.
 
-use flux::{
-    AgGemm, BackendChoice, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference,
-    Whole,
-};
-use flux_tests::data::{Fill, matrix};
-use flux_tests::launch::{PART, Processes};
+use flux::{AgGemm, BackendChoice, DType, Group, GroupConfig, OpSpec};
+use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, names_in};
 use flux_tests::table::{CASES, Case, EDGES, check_bf16};
-use half::bf16;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
-
-/// What a rank may take, at most, on a machine that is busy with other things.
-const LIMIT: Duration = Duration::from_secs(300);
 
 /// How long a wait may last in the tests in which a rank is lost: much longer than its loss may go unnoticed.
 const BUDGET: Duration = Duration::from_secs(120);
@@ -48,38 +40,12 @@ fn rank() {
             );
             AgGemm::new(&group, OpSpec::new(8, 8, 64, DType::Bf16)).unwrap();
         }
-        "ag-gemm" => forever(&group, &AgGemm::new(&group, spec()).unwrap()),
-        "gemm-rs" => forever(&group, &GemmRs::new(&group, spec()).unwrap()),
-        "gemm-ar" => forever(&group, &GemmAr::new(&group, spec()).unwrap()),
-        other => panic!("{other}"),
+        op => call_forever(&group, op),
     }
 }
 
 const fn case(m: usize, n: usize, k: usize, world_size: usize) -> Case {
     Case { m, n, k, world_size }
-}
-
-fn spec() -> OpSpec {
-    let mut spec = OpSpec::new(64, 64, 200, DType::Bf16);
-    (spec.path, spec.one_shot_rows) = (PathPreference::Fused, Some(100));
-    spec
-}
-
-/// Calls `op` until that fails, and says so; the file `called-R` shows that rank R has begun.
-fn forever(group: &Group, op: &impl Operation) {
-    let rank = group.local_ranks().start;
-    let OpSpec { n, k, max_m, .. } = *op.spec();
-    let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
-    let calls = [max_m, 50].map(|m| Whole::place(group, op, &a[..m * k], &b, m).unwrap());
-    let once = || calls.iter().try_for_each(|call| call.enqueue().and_then(|_| call.synchronize()));
-    once().unwrap();
-    std::fs::write(std::env::temp_dir().join(format!("called-{rank}")), "").unwrap();
-    loop {
-        if let Err(error) = once() {
-            eprintln!("rank {rank} ends: {error}");
-            std::process::exit(3);
-        }
-    }
 }
 
 /// Every case of the table of its number of processes, every operation in every way, and nothing is left behind.
@@ -91,33 +57,18 @@ fn every_way_is_right() {
         for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
             assert!(ended.success, "rank {rank} of {world_size}: {}", ended.errors);
         }
-        assert_eq!(left_in(folder.path()), [""; 0], "{world_size} ranks");
+        assert_eq!(names_in(folder.path()), [""; 0], "{world_size} ranks");
     }
 }
 
 /// When a process is killed, the others end at once, name it, and leave nothing behind: whichever it is, and whatever it did.
 #[test]
 fn a_killed_rank_ends_the_others() {
-    let shared = left_in(Path::new("/dev/shm"));
+    let shared = names_in(Path::new("/dev/shm"));
     for (part, killed) in [("ag-gemm", 1), ("gemm-rs", 2), ("gemm-ar", 0)] {
-        let folder = TempDir::new().unwrap();
-        let mut processes = Processes::start(3, "rank", part, folder.path(), |_| "");
-        let begin = Instant::now();
-        let called = |rank: usize| folder.path().join(format!("called-{rank}"));
-        while !(0..3).all(|rank| called(rank).exists()) {
-            assert!(begin.elapsed() < LIMIT, "{part}: the ranks do not begin");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        processes.kill(killed);
-        for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate().filter(|&(rank, _)| rank != killed)
-        {
-            assert!(!ended.success && ended.after < BUDGET / 4, "{part}, rank {rank}: {ended:?}");
-            assert!(ended.errors.contains(&format!("rank {killed} is lost")), "{part}: {}", ended.errors);
-        }
-        (0..3).for_each(|rank| std::fs::remove_file(called(rank)).unwrap());
-        assert_eq!(left_in(folder.path()), [""; 0], "{part}");
+        check_killed(3, "rank", part, killed, BUDGET / 4);
     }
-    assert_eq!(left_in(Path::new("/dev/shm")), shared);
+    assert_eq!(names_in(Path::new("/dev/shm")), shared);
 }
 
 /// A rank that runs out of memory is an error on all ranks, and the group goes on.
@@ -130,13 +81,4 @@ fn a_rank_without_memory_is_an_error_on_all() {
     for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
         assert!(ended.success, "rank {rank}: {}", ended.errors);
     }
-}
-
-/// The names in a folder, in order.
-fn left_in(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }

@@ -4,6 +4,7 @@ mod faults;
 mod load;
 mod ops;
 mod overlap;
+mod processes;
 mod push;
 mod scaled;
 mod speed;

@@ -1,0 +1,81 @@
+//! Groups of real processes on GPUs, one rank each: this program, started once for each rank. Where there are fewer GPUs than
+//! ranks, processes take turns on them.
+
+use flux::{BackendChoice, Group, GroupConfig, Placement, Sharing};
+use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, names_in};
+use flux_tests::table::{Case, check_bf16};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const THIS: &str = "processes::rank";
+
+/// How long a wait may last where a rank is lost: much longer than its loss may go unnoticed.
+const BUDGET: Duration = Duration::from_secs(120);
+
+/// What the processes run: the part that they are told, `SHARING PLACEMENT WHAT`.
+#[test]
+#[ignore = "the other tests run it as the ranks of a group"]
+fn rank() {
+    let part = std::env::var(PART).unwrap();
+    let words: Vec<_> = part.split(' ').collect();
+    let [sharing, placement, what] = words[..] else { panic!("{part}") };
+    let mut config = GroupConfig::default();
+    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
+    config.sharing = if sharing == "ipc" { Sharing::Ipc } else { Sharing::Vmm };
+    config.peer_memory = if placement == "host" { Placement::PinnedHost } else { Placement::Device };
+    let group = Group::from_env_with(config).unwrap();
+    match what {
+        "table" => {
+            let world_size = group.world_size();
+            for (m, n, k) in [(257, 384, 512), (130, 96, 20), (3, 64, 64)] {
+                check_bf16(Case { m, n, k, world_size }, &|_| group.clone());
+            }
+        }
+        op => call_forever(&group, op),
+    }
+}
+
+fn check_table(world_size: usize, how: &str) {
+    let folder = TempDir::new().unwrap();
+    let processes = Processes::start(world_size, THIS, &format!("{how} table"), folder.path(), |_| "");
+    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
+        assert!(
+            ended.success,
+            "{how}, rank {rank} of {world_size}, after {:?}: {}",
+            ended.after, ended.errors
+        );
+    }
+    assert_eq!(names_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn two_processes_share_vmm_allocations() {
+    check_table(2, "vmm device");
+}
+
+#[test]
+fn four_processes_share_vmm_allocations() {
+    check_table(4, "vmm device");
+}
+
+#[test]
+fn two_processes_share_by_cuda_ipc() {
+    check_table(2, "ipc device");
+}
+
+#[test]
+fn four_processes_share_by_cuda_ipc() {
+    check_table(4, "ipc device");
+}
+
+#[test]
+fn two_processes_share_pinned_host_memory() {
+    check_table(2, "vmm host");
+}
+
+#[test]
+fn a_killed_process_ends_the_others() {
+    for (part, killed) in [("vmm device ag-gemm", 1), ("vmm device gemm-rs", 0), ("ipc device gemm-rs", 1)] {
+        check_killed(2, THIS, part, killed, BUDGET / 4);
+    }
+}
