@@ -63,20 +63,19 @@ fn a_run_among_processes_gives_the_same_bits_as_one_in_a_single_process() {
 #[test]
 fn a_bench_among_processes_measures_all_ways() {
     let arguments = ["bench", "gemm-rs", "--backend", "host", "--samples", "2", "--format", "json"];
-    let report = said(&launched("2", &[&arguments[..], &["--shapes", "64x32x32"]].concat()));
+    let report = said(&launched("2", &[&arguments[..], &["--shape", "64,32,32"]].concat()));
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["ranks"], 2);
     let row = &report["rows"][0];
     for way in ["gemm", "communication", "unfused", "chunked", "fused"] {
         assert!(row[way]["us"].as_f64().unwrap() > 0.0, "{way}: {row}");
     }
-    for arguments in [["bench", "gemm", "--backend", "host"], ["trace", "gemm-rs", "--backend", "host"]] {
-        let refused = launched("2", &arguments);
-        assert_eq!(
-            refused.status.code(),
-            Some(2),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&refused.stderr)
-        );
+    for (arguments, why) in [
+        (&["bench", "gemm", "--backend", "host"][..], "leave --ranks out"),
+        (&["trace", "gemm-rs", "--backend", "host", "--shape", "8,8,8"], "without a launcher"),
+    ] {
+        let refused = launched("2", arguments);
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && errors.contains(why), "{arguments:?}: {errors}");
     }
 }

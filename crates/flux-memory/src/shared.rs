@@ -92,10 +92,18 @@ impl Drop for SharedPieces {
         // Files and VMM allocations live as long as anybody maps them. What CUDA IPC has handed out does not: the peers close
         // it first.
         let own = self.own.take();
-        if matches!(own, Some(Piece::Ipc(_)))
-            && let Err(error) = self.peers.exchange("close each other's memory", Ok(Vec::new()))
-        {
-            tracing::warn!(%error, "memory that peers may still use is kept until this process ends");
+        if !matches!(own, Some(Piece::Ipc(_))) {
+            return;
+        }
+        // A rank that panics takes no more steps: its process is about to end.
+        let closed = match std::thread::panicking() {
+            true => Err("this thread panics".to_owned()),
+            false => {
+                self.peers.exchange("close each other's memory", Ok(Vec::new())).map_err(|e| e.to_string())
+            }
+        };
+        if let Err(reason) = closed {
+            tracing::warn!(reason, "memory that peers may still use is kept until this process ends");
             std::mem::forget(own);
         }
     }

@@ -219,3 +219,53 @@ fn receive(stream: &UnixStream, number: u64) -> Result<OwnedFd, String> {
         _ => Err("it sent something else than the memory that was expected".into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn only_processes_of_the_group_are_let_in() {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let greet = |said: &[u8], peers: &[(i32, String)]| {
+            let (mut one, other) = UnixStream::pair().unwrap();
+            one.write_all(said).unwrap();
+            drop(one);
+            greeted(other, peers).map(|(rank, _)| rank)
+        };
+        let peers = [(1, String::new()), (own, String::new())];
+        assert_eq!(greet(&1_u64.to_le_bytes(), &peers), Ok(1));
+        for (said, peers) in [
+            (&0_u64.to_le_bytes()[..], &peers[..]), // another process's rank
+            (&7_u64.to_le_bytes(), &peers),
+            (&1_u64.to_le_bytes(), &peers[..1]), // not of the group
+            (b"GET /", &peers),
+        ] {
+            assert!(greet(said, peers).is_err(), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn files_arrive_in_the_order_of_the_steps() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/proc/self/stat").unwrap();
+        for number in 0..3 {
+            send(&one, file.as_fd(), number).unwrap();
+        }
+        assert!(receive(&other, 0).is_ok() && receive(&other, 1).is_ok());
+        assert!(receive(&other, 7).is_err());
+        drop(one);
+        assert_eq!(receive(&other, 3).unwrap_err(), "it has gone");
+    }
+
+    #[test]
+    fn what_listens_is_private_and_leaves_nothing() {
+        let listening = Listening::open().unwrap();
+        let socket = PathBuf::from(listening.path());
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o600, 0o700));
+        drop(listening);
+        assert!(!socket.parent().unwrap().exists());
+    }
+}

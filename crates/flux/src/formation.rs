@@ -92,8 +92,12 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
             Some(budget.map_or(free, |budget| budget.min(free)))
         }
     };
-    let mut launchers = Launcher::sharing(std::slice::from_ref(&device), budget)?;
-    let launchers = PerRank::new(rank..rank + 1, |_| launchers.remove(0));
+    let launcher = match &device {
+        Device::Cuda(_) => Launcher::sharing(std::slice::from_ref(&device), budget)?,
+        // A share of the cores, as if all ranks lived here.
+        Device::Host => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
+    };
+    let launchers = PerRank::new(rank..rank + 1, |rank| Arc::clone(&launcher[rank % launcher.len()]));
     let space = SymmetricSpace::among(peers, &device, config.sharing)?;
     let backend = device.backend();
     let members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;

@@ -156,8 +156,9 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
 
     /// Waits on this thread until all ranks of this process have ended, and reports the first wait that expired.
     pub fn synchronize(&self) -> Result<()> {
-        self.ranks.iter().try_for_each(|rank| rank.stream.synchronize())?;
-        self.group.check()
+        let ended = self.ranks.iter().try_for_each(|rank| rank.stream.synchronize());
+        self.group.check()?; // says more than a stream does, if something is wrong
+        Ok(ended?)
     }
 
     /// Waits for all ranks and puts C `[m, n]` (`[m, n / 2]` with SwiGLU) together; NaN where no call has written yet.

@@ -91,7 +91,8 @@ impl VmmMemory {
         let mut handle = 0;
         // SAFETY: for this type of handle the pointer is the descriptor's number; the driver keeps its own reference.
         check("cuMemImportFromShareableHandle", unsafe {
-            sys::cuMemImportFromShareableHandle(&raw mut handle, number as *mut c_void, AS_FILE)
+            let file = std::ptr::without_provenance_mut::<c_void>(number);
+            sys::cuMemImportFromShareableHandle(&raw mut handle, file, AS_FILE)
         })?;
         Self::map(device, &Allocation(handle), bytes)
     }
