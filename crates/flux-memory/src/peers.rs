@@ -133,6 +133,11 @@ impl Peers {
         outcome
     }
 
+    /// Whether the last thing that was done [together](Peers::together) has failed, on whichever rank, or the channel has.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure_told.load(Ordering::Relaxed)
+    }
+
     /// Hands `own` to all peers, in a step of its own: each rank's file, but for its own.
     pub(crate) fn exchange_files(&self, own: BorrowedFd<'_>) -> Result<Vec<Option<OwnedFd>>> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);

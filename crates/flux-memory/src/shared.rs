@@ -95,9 +95,9 @@ impl Drop for SharedPieces {
         if !matches!(own, Some(Piece::Ipc(_))) {
             return;
         }
-        // A rank that panics takes no more steps: its process is about to end.
-        let closed = match std::thread::panicking() {
-            true => Err("this thread panics".to_owned()),
+        // A rank that panics takes no more steps; and after a failure the ranks need not be at the same one.
+        let closed = match std::thread::panicking() || self.peers.has_failed() {
+            true => Err("this rank, or another one, has failed".to_owned()),
             false => {
                 self.peers.exchange("close each other's memory", Ok(Vec::new())).map_err(|e| e.to_string())
             }

@@ -55,7 +55,7 @@ impl CallTrace {
 macro_rules! traced {
     ($($op:ty),*) => {
         $(impl $op {
-            /// What each rank's last call did, and when; waits on this thread until these have ended. An error unless the
+            /// What the last call of each rank of this process did, and when, by this process's clock; waits on this thread until these have ended. An error unless the
             /// group was formed with [`crate::GroupConfig::trace`].
             pub fn traces(&self) -> Result<Vec<CallTrace>> {
                 last_calls(self)

@@ -27,7 +27,9 @@ fn rank() {
     match what {
         "table" => {
             let world_size = group.world_size();
-            for (m, n, k) in [(257, 384, 512), (130, 96, 20), (3, 64, 64)] {
+            // Each further process takes a turn in every exchange: fewer cases for more.
+            let cases = [(257, 384, 512), (3, 64, 64), (130, 96, 20)];
+            for (m, n, k) in cases.into_iter().take(if world_size > 2 { 1 } else { 3 }) {
                 check_bf16(Case { m, n, k, world_size }, &|_| group.clone());
             }
         }
