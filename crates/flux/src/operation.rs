@@ -65,7 +65,7 @@ pub trait Operation: sealed::Sealed {
     }
     /// `rank`'s parts of A, B and C in a call with `m` rows. Its part of a bias is as long as its B has rows.
     fn parts(&self, rank: usize, m: usize) -> [Part; 3];
-    /// Enqueues a call of all ranks, given each one's parts of A, B and C.
+    /// Enqueues a call of all ranks of this process, given each one's parts of A, B and C.
     ///
     /// # Safety
     /// As for the operation's own `enqueue_all`.
