@@ -1,4 +1,5 @@
 //! With NCCL, wherever it is found; no GPU is needed.
+#![allow(clippy::print_stdout)] // which library was tested
 
 use nccl_sys::{Library, NCCL_MAJOR, ncclResult_t, ncclUniqueId};
 

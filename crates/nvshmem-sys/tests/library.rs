@@ -1,4 +1,5 @@
 //! With NVSHMEM, wherever it is found; no GPU is needed.
+#![allow(clippy::print_stdout)] // which library was tested
 
 use nvshmem_sys::{DeviceCode, Library, NVSHMEM_VENDOR_MAJOR_VERSION, nvshmemx_init_status_t};
 
