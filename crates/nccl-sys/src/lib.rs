@@ -18,7 +18,7 @@ mod library;
 
 pub use bindings::*;
 pub use error::Error;
-pub use flux_dylib::{Attempt, LoadError, MissingSymbol, Refusal, Search, Version};
+pub use flux_dylib::{Attempt, Description, LoadError, MissingSymbol, Refusal, Search, Version};
 pub use library::{Library, NCCL};
 
 use flux_dylib::Symbols;

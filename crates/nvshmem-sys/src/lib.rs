@@ -19,7 +19,7 @@ mod library;
 
 pub use bindings::*;
 pub use device_code::{DeviceCode, NoDeviceCode};
-pub use flux_dylib::{Attempt, LoadError, MissingSymbol, Refusal, Search, Version};
+pub use flux_dylib::{Attempt, Description, LoadError, MissingSymbol, Refusal, Search, Version};
 pub use initializers::{
     NVSHMEM_TEAM_CONFIG_INITIALIZER, NVSHMEMX_INIT_ARGS_INITIALIZER, NVSHMEMX_INIT_ATTR_INITIALIZER,
     NVSHMEMX_UNIQUEID_ARGS_INITIALIZER, NVSHMEMX_UNIQUEID_INITIALIZER,
