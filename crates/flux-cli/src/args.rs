@@ -1,6 +1,7 @@
 //! What the command understands.
 
 use crate::bench::BenchArguments;
+use crate::launch::LaunchArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
@@ -27,6 +28,8 @@ pub(crate) enum Command {
     Bench(BenchArguments),
     /// Shows what happens when in one call: tile by tile, and chunk by chunk.
     Trace(TraceArguments),
+    /// Starts a command once for each rank of a group, on this machine.
+    Launch(LaunchArguments),
     /// Shows the GPUs and what connects them.
     Topo(TopoArguments),
 }

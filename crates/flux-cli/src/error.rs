@@ -1,5 +1,6 @@
 //! What can stop a command, in one line for a person.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// What can stop a command.
@@ -53,6 +54,12 @@ pub(crate) enum Error {
     NoCublas,
     #[error("cuBLASLt: {call} failed: {status}; use --against none to measure without it")]
     Cublas { call: &'static str, status: String },
+    #[error("no command is given; write it after `--`")]
+    NoCommand,
+    #[error("cannot start {program:?}: {source}; check its name, and that it may be executed")]
+    CannotStart { program: OsString, source: std::io::Error },
+    #[error("the system refuses {what}: {source}; raise its limits")]
+    Launcher { what: &'static str, source: std::io::Error },
     #[error("{wrong} of {all} results are wrong")]
     Wrong { wrong: usize, all: usize },
 }

@@ -1,6 +1,7 @@
 //! The `flux` command.
 //!
-//! Exit code 0: done, and right. 1: something ran and is wrong. 2: it could not run; one line says what to do.
+//! Exit code 0: done, and right. 1: something ran and is wrong. 2: it could not run; one line says what to do. `flux launch`
+//! exits as the first of its ranks that failed.
 
 mod args;
 mod bench;
@@ -8,6 +9,7 @@ mod data;
 mod demo;
 mod error;
 mod files;
+mod launch;
 mod output;
 mod run;
 mod tensors;
@@ -25,10 +27,15 @@ fn main() -> ExitCode {
         args::Command::Run(arguments) => run::run(&arguments),
         args::Command::Bench(arguments) => bench::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
+        args::Command::Launch(arguments) => return exit_code(launch::run(&arguments)),
         args::Command::Topo(arguments) => topo::run(&arguments),
     };
+    exit_code(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit_code(result: Result<ExitCode, error::Error>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // Nobody may be listening; the exit code says it too.
             let _ = writeln!(std::io::stderr(), "error: {error}");

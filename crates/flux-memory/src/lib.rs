@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod address;
+mod bootstrap;
 mod buffer;
 pub mod cuda;
 mod device;
@@ -15,6 +16,7 @@ mod wait;
 mod watchdog;
 
 pub use address::Address;
+pub use bootstrap::{Bootstrap, BootstrapError};
 pub use buffer::{Buffer, Placement};
 pub use device::{Backend, Device};
 pub use error::Error;
