@@ -62,25 +62,26 @@ DEVICE void load_slots(const HopperParams& p, const RowTile& tile, u32 first_col
 
 // A warp's walk over the stages that `load_slots` fills. Every warp releases every stage, also those with nothing for it.
 struct SlotStages {
+  const HopperParams& p;
   Ring<C::kStages>& ring;
   u32 shared, lane;
   u32 first = 0;  // part of the stage that the ring is at
 
   __device__ __forceinline__ void await() { barrier_wait(shared + Layout::kFull + 8 * ring.place, ring.lap); }
   // Not before it is full: a warp that ran ahead of the others by a lap would be counted in their stead.
-  __device__ __forceinline__ void leave(u32 slot_parts) {
+  __device__ __forceinline__ void leave() {
     await();
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Layout::kEmpty + 8 * ring.place);
+    release_stage(p, shared, ring.place, lane);
     ring.next();
-    first += slot_parts;
+    first += p.slot_parts;
   }
 };
 
 // Adds the slots to what the warp's lanes have laid out of a piece, and the bias; `column` is the piece's first one.
 DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 part, u32 piece, u32 column, u32 warp) {
   const FoldParams& fold = p.gemm.fold;
-  while (part >= stages.first + p.slot_parts) stages.leave(p.slot_parts);
+  while (part >= stages.first + p.slot_parts) stages.leave();
   stages.await();
   const u32 slots = stages.shared + Layout::kStages + stages.ring.place * C::kStageBytes +
                     (part - stages.first) * (fold.sources - 1) * kPartBytes;

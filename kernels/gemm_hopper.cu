@@ -27,7 +27,9 @@ struct Config {
   static const bool kSplitsN = kTileM == 64;
   static const int kGroupM = kSplitsN ? 64 : kTileM / kGroups, kGroupN = kSplitsN ? kTileN / kGroups : kTileN;
   static const int kBlocksM = kGroupM / 64;  // of 64 rows, which a warpgroup multiplies at once
-  static const int kBoxRowsA = kTileM < 128 ? kTileM : 128;
+  // Whether two blocks may load together: where elements of 8 bits take half as long to multiply, loads bound sooner. Elsewhere
+  // nothing is gained, while small tiles feel every instruction more.
+  static const bool kPairs = sizeof(ELEMENT::Bits) == 1;
   static const int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static const int kStageBytes = kBytesA + kBytesB;
   // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
@@ -54,6 +56,16 @@ struct Layout {
   static const u32 kKept = kFree + 8 * C::kGroups * C::kBuffers;  // u32 per piece buffer: whether the tile ends here
   static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
 };
+
+DEVICE bool in_pairs(const HopperParams& p) { return C::kPairs && p.sharing != Sharing::none; }
+
+// A warp has done with a stage: so it tells who fills it, which in a pair is either block.
+DEVICE void release_stage(const HopperParams& p, u32 shared, u32 place, u32 lane) {
+  const u32 barrier = shared + Layout::kEmpty + 8 * place;
+  if (lane != 0) return;
+  barrier_arrive(barrier);
+  if (in_pairs(p)) barrier_arrive_at(barrier, cluster_rank() ^ 1);
+}
 
 #include "fold.cuh"
 
@@ -96,11 +108,30 @@ DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 l
   return !__any_sync(~0u, failed);
 }
 
+// Whether both blocks of the pair need the same of an operand.
+DEVICE bool is_shared(const HopperParams& p, Sharing what, u32 index, u32 entry) {
+  if (!C::kPairs || p.sharing != what) return false;
+  const u32 differs = entry ^ entry_of(p, unit_at(p, index ^ 1).tile);
+  return (what == Sharing::a ? differs >> 16 : differs & 0xffff) == 0;
+}
+
+// Loads an operand's part of a stage, in one box or two; what is shared is in two, of which each block loads one for both.
+DEVICE void load_boxes(bool two, bool shared, u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, u32 barrier) {
+  if (shared) {
+    const u32 rows = (blockIdx.x & 1) * box_rows;
+    load_box_to_both(to + rows * C::kRowBytes, map, x, y + rows, barrier);
+  } else {
+    load_box(to, map, x, y, barrier);
+    if (two) load_box(to + box_rows * C::kRowBytes, map, x, y + box_rows, barrier);
+  }
+}
+
 // Fills the stages. A wait that expires ends no block: what was not awaited is multiplied to no purpose, and every other
-// wait gives up at once, so the kernel ends in its usual time.
+// wait gives up at once, so the kernel ends in its usual time. Small tiles take hardly longer to multiply than a thread needs
+// to ask for their stages: so there is no loop over boxes.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
-  const u32 box_bytes = p.a_box_rows * C::kRowBytes;  // of A; rows below it are not loaded, nor are their results used
+  const bool may_be_two_a = C::kTileM > 128 || C::kPairs;
   u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -123,15 +154,16 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       const bool is_own = row - p.gemm.own_row < p.gemm.own_rows;
       const TensorMap* a = is_own ? &p.own_a : &p.a;
       const u32 a_row = is_own ? row - p.gemm.own_row : row;
-      const bool two_boxes = C::kTileM > C::kBoxRowsA && !half;
+      const bool shares_a = is_shared(p, Sharing::a, index, entry), shares_b = is_shared(p, Sharing::b, index, entry);
+      const bool two_a = may_be_two_a && p.a_boxes == 2 && !half;  // rows below are not loaded, nor are their results used
+      const u32 bytes = ((two_a ? 2 : 1) * p.a_box_rows + tile_columns(p)) * C::kRowBytes;
       for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
         const u32 full = shared + Layout::kFull + 8 * ring.place;
         barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
-        barrier_expect(full, tile_columns(p) * C::kRowBytes + (two_boxes ? 2 * box_bytes : box_bytes));
-        load_box(stage + C::kBytesA, &p.b, x, column, full);
-        load_box(stage, a, x, a_row, full);
-        if (two_boxes) load_box(stage + C::kBytesA / 2, a, x, a_row + C::kBoxRowsA, full);
+        barrier_expect(full, bytes);
+        load_boxes(C::kPairs && p.b_boxes == 2, shares_b, stage + C::kBytesA, p.b_box_rows, &p.b, x, column, full);
+        load_boxes(two_a, shares_a, stage, p.a_box_rows, a, x, a_row, full);
       }
     }
     __syncwarp();
@@ -152,10 +184,8 @@ using Sums = float[C::kBlocksM][C::kSums];
 
 // Multiplies a unit's blocks of K, for kBlocks times 64 rows of each warpgroup.
 template <int kBlocks>
-DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 group, u32 lane) {
-  auto release = [&](u32 place) {
-    if (lane == 0) barrier_arrive(shared + Layout::kEmpty + 8 * place);
-  };
+DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 group,
+                     u32 lane) {
   const u32 stages = shared + Layout::kStages;
   const u32 first_a = (stages + (C::kSplitsN ? 0 : group * kBlocks * 64 * 128)) / 16;
   const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
@@ -182,14 +212,14 @@ DEVICE void multiply(Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>&
   for (u32 block = unit.begin + 1; block < unit.end; ++block) {
     multiply_block(1);
     wgmma_wait<1>();  // the block before is done; this one runs on
-    release(previous);
+    release_stage(p, shared, previous, lane);
     previous = ring.place;
     ring.next();
   }
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) pin(sums[i]);
-  release(previous);
+  release_stage(p, shared, previous, lane);
 }
 
 #include "parts.cuh"
@@ -204,7 +234,7 @@ DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
 template <int kBlocks>
 DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bool folded, u32 shared,
                       Ring<C::kStages>& stages, Ring<C::kBuffers>& ring, u32 group, u32 warp, u32 lane) {
-  SlotStages slots{stages, shared, lane};
+  SlotStages slots{p, stages, shared, lane};
 #pragma unroll
   for (int piece = 0; piece < kBlocks * C::kPiecesN; ++piece) {
     const u32 buffer = group * C::kBuffers + ring.place;
@@ -239,7 +269,7 @@ DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bo
     ring.next();
     if (!kept) break;  // one piece says that there are none
   }
-  while (folded && slots.first < parts_of(kBlocks)) slots.leave(p.slot_parts);
+  while (folded && slots.first < parts_of(kBlocks)) slots.leave();
 }
 
 template <int kBlocks>
@@ -251,7 +281,7 @@ DEVICE void compute(const HopperParams& p, const Unit& unit, bool folded, u32 sh
   barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
 #endif
   if (thread == 0) trace(p, index, kTraceFirstStage + group);
-  multiply<kBlocks>(sums, unit, shared, stages, group, thread % 32);
+  multiply<kBlocks>(p, sums, unit, shared, stages, group, thread % 32);
   if (thread == 0) trace(p, index, kTraceMultiplied + group);
   const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
   hand_over<kBlocks>(p, unit.tile, sums, kept, folded, shared, stages, pieces, group, thread / 32, thread % 32);
@@ -289,7 +319,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
   const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
-  const bool in_pairs = !kScatters && p.gemm.activation == Activation::swiglu;  // then C has half the columns
+  const bool makes_pairs = !kScatters && p.gemm.activation == Activation::swiglu;  // then C has half the columns
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const u32 entry = entry_of(p, unit_at(p, index).tile);
     const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
@@ -317,7 +347,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
         if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
           const u32 rows = min(64u, tile.rows - row);
           const u64 pitch = kScatters ? p.gemm.fold.ld_out : p.gemm.ldc;
-          if (in_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end_of(p, entry) / 2, lane);
+          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end_of(p, entry) / 2, lane);
           else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end_of(p, entry), lane);
           __syncwarp();
         } else if (lane == 0) {
@@ -325,7 +355,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
             const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
             for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, to_row);
           } else {
-            store_box(&p.c, from, in_pairs ? column / 2 : column, to_row);
+            store_box(&p.c, from, makes_pairs ? column / 2 : column, to_row);
           }
         }
       }
@@ -365,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
     prefetch_map(&p.c);
     for (int i = 0; i < C::kStages; ++i) {
       barrier_init(shared + Layout::kFull + 8 * i, 1);
-      barrier_init(shared + Layout::kEmpty + 8 * i, 4 * C::kGroups);
+      barrier_init(shared + Layout::kEmpty + 8 * i, 4 * C::kGroups * (in_pairs(p) ? 2 : 1));
     }
     for (int i = 0; i < C::kGroups * C::kBuffers; ++i) {
       barrier_init(shared + Layout::kReady + 8 * i, 4);
@@ -373,7 +403,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
     }
     barrier_init_fence();
   }
-  __syncthreads();
+  if (in_pairs(p)) cluster_barrier();
+  else __syncthreads();
   if (group == 0) {
     give_registers<C::kFewRegisters>();
     if (warp == 0) load(p, shared, lane);
@@ -383,4 +414,5 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
     take_registers<C::kManyRegisters>();
     consume(p, shared, group - 1, threadIdx.x % 128);
   }
+  if (in_pairs(p)) cluster_barrier();  // the other block may still write here
 }

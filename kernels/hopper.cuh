@@ -14,6 +14,13 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// The same barrier of another block of the cluster.
+DEVICE void barrier_arrive_at(u32 barrier, u32 block) {
+  asm volatile(
+      "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier), "r"(block)
+      : "memory");
+}
 // Waits until the phase of that parity has completed: 1 passes at once on a fresh barrier.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
@@ -23,6 +30,16 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
       "bra.uni again;\n"
       "over: }" ::"r"(barrier), "r"(parity)
       : "memory");
+}
+
+// Blocks of a cluster.
+DEVICE u32 cluster_rank() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(v));
+  return v;
+}
+DEVICE void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // A place in a ring, and the parity of how often it has been around.
@@ -59,6 +76,14 @@ DEVICE void load_box(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+// To the same place, and the same barrier, of both blocks of a cluster.
+DEVICE void load_box_to_both(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
+      "[%4], %5;" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"((u16)3)
       : "memory");
 }
 DEVICE void store_box(const TensorMap* map, u32 from, u32 x, u32 y) {

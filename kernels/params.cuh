@@ -109,9 +109,17 @@ struct ScaledGemmParams : GemmParams {
   Scales scales;
 };
 
+// Two blocks load together what their tiles have in common, each a half of it for both: the units of the order are then in
+// pairs, with as many blocks of K each.
+enum class Sharing : u32 {
+  none,
+  a,  // of tiles of the same rows
+  b,  // of tiles of the same columns
+};
+
 // What the Hopper GEMM takes: tensor maps of A, B, C and the slots, the tiles, and how tiles are split along K.
 struct HopperParams {
-  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, tile_columns rows of B
+  TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, b_box_rows rows of B
   TensorMap own_a;      // as a; of the rows that are elsewhere
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; ReduceScatter: if tiles are folded
   TensorMap slots;      // boxes of PIECE_N columns, 32 rows, of all sources' slots, one below the other: if tiles are folded
@@ -121,13 +129,16 @@ struct HopperParams {
   u64 arrivals;         // u32*: how many parts of each split tile have come; all 0 between launches
   u32 split_tiles;      // the last tiles of the order, which are split along K
   u32 parts;            // of each of them; at least 1, at most the blocks of K
-  u32 a_box_rows;       // at most min(TILE_M, 128): fewer if A has fewer
+  u32 a_box_rows;       // fewer than a tile's if A has fewer, or a tile takes several boxes
   u16 by_rows;          // C cannot be written in boxes
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
   Scales scales;        // of elements that have any
   u32 slot_parts;       // half pieces whose slots fit into a stage, if tiles are folded
   u32 tile_columns;     // of a tile, at most TILE_N: what is multiplied beyond them is not stored
+  u32 b_box_rows;
+  u16 a_boxes, b_boxes; // of a whole tile; even for what is shared
+  Sharing sharing;      // what two blocks that make a cluster load together; none: there are no clusters
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].

@@ -2,20 +2,25 @@
 //!
 //! * `cargo xtask build-kernels [--check] [--toolkit DIR]`: compiles `kernels/` to PTX with NVRTC and checks the PTX with
 //!   ptxas; `--check` compares with what is committed instead of writing it.
+//! * `cargo xtask gen-bindings [--check]`: makes the bindings of `nccl-sys` and `nvshmem-sys` from NVIDIA's headers; `--check`
+//!   compares likewise.
 //! * `cargo xtask bundle`: puts the `flux` binary and the GPU tests into `bundle/`, for machines without a toolchain.
 #![allow(clippy::print_stdout)] // a command's output
 
 mod build_kernels;
 mod bundle;
+mod function_table;
+mod gen_bindings;
 mod manifest;
 mod nvrtc;
 mod ptxas;
 mod toolkit;
+mod wheels;
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 
-const USAGE: &str = "usage: cargo xtask build-kernels [--check] [--toolkit DIR]\n       cargo xtask bundle";
+const USAGE: &str = "usage: cargo xtask build-kernels [--check] [--toolkit DIR]\n       cargo xtask gen-bindings [--check]\n       cargo xtask bundle";
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -33,6 +38,11 @@ fn main() -> Result<()> {
             }
             build_kernels::run(check, toolkit.as_deref())
         }
+        Some("gen-bindings") => match (arguments.next().as_deref(), arguments.next()) {
+            (None, _) => gen_bindings::run(false),
+            (Some("--check"), None) => gen_bindings::run(true),
+            _ => bail!("{USAGE}"),
+        },
         Some("bundle") => bundle::run(),
         _ => bail!("{USAGE}"),
     }

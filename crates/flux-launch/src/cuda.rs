@@ -90,7 +90,9 @@ impl CudaLauncher {
     pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {
             let candidates = hopper_kernels(dtype)?.map(|kernel| Candidate::new(kernel, dtype));
-            let ways = tiling::ways(candidates, problem, u64::from(self.blocks()));
+            // Where ranks share the GPU, the SMs that are free need not be next to each other.
+            let pairs = self.sharing == 1 && self.blocks() > 1;
+            let ways = tiling::ways(candidates, problem, u64::from(self.blocks()), pairs);
             if !ways.is_empty() {
                 return Ok(ways);
             }
@@ -205,16 +207,15 @@ impl CudaLauncher {
             let id = KernelId::Hopper(dtype, rows, columns);
             let kernel = self.load(id)?;
             let params = hopper::params(kernel.info, launch, params, scratch)?;
-            let units = |_: &Loaded| hopper::units(&params);
+            let (units, cluster) = (params.units(), params.cluster());
             let Some(records) = records else {
                 // SAFETY: the caller's promise; this kernel takes this parameter.
-                return unsafe { launch_loaded(stream, &kernel, units, &params) };
+                return unsafe { launch_loaded(stream, &kernel, [units, cluster], &params) };
             };
-            let (id, padding) = (KernelId::TracedHopper(dtype, rows, columns), [0; 7]);
+            let traced = self.load(KernelId::TracedHopper(dtype, rows, columns))?;
+            let params = TracedHopperParams { params, records, padding: [0; 7] };
             // SAFETY: as above.
-            return unsafe {
-                self.launch(stream, id, units, &TracedHopperParams { params, records, padding })
-            };
+            return unsafe { launch_loaded(stream, &traced, [units, cluster], &params) };
         }
         let (load, tiles) = (load_for(dtype, params), |_: &Loaded| params.tiles);
         let Some(records) = records else {
@@ -265,7 +266,10 @@ impl CudaLauncher {
         params: &P,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { launch_loaded(stream, &self.load(id)?, blocks, params) }
+        unsafe {
+            let kernel = self.load(id)?;
+            launch_loaded(stream, &kernel, [blocks(&kernel), 1], params)
+        }
     }
 
     fn load(&self, id: KernelId) -> Result<Loaded> {
@@ -352,21 +356,23 @@ impl Drop for CudaLauncher {
     }
 }
 
+/// Launches so many blocks, or as many as may run at once; in clusters of so many.
+///
 /// # Safety
 /// As for [`CudaStream::launch`].
 unsafe fn launch_loaded<P: bytemuck::Pod>(
     stream: &CudaStream,
     kernel: &Loaded,
-    blocks: impl FnOnce(&Loaded) -> u32,
+    [blocks, cluster]: [u32; 2],
     params: &P,
 ) -> Result<()> {
-    let grid = blocks(kernel).min(kernel.blocks);
+    let grid = blocks.min(kernel.blocks) / cluster * cluster;
     if grid == 0 {
         return Ok(());
     }
     let KernelInfo { threads, dynamic_smem_bytes, .. } = *kernel.info;
     // SAFETY: the caller's promise.
-    unsafe { stream.launch(kernel.function, grid, threads, dynamic_smem_bytes, params)? };
+    unsafe { stream.launch(kernel.function, [grid, cluster], threads, dynamic_smem_bytes, params)? };
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use crate::catalogue::KernelInfo;
 use crate::tensor_map::{MapOf, TensorMap};
 use crate::tiling;
-use crate::{DType, GemmParams, Launch, Policy, Result, Scales};
+use crate::{DType, GemmParams, Launch, Policy, Result, Scales, Tiling};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
@@ -43,9 +43,56 @@ pub(crate) struct HopperParams {
     scales: Scales,
     slot_parts: u32,
     tile_columns: u32,
+    b_box_rows: u32,
+    a_boxes: u16,
+    b_boxes: u16,
+    sharing: u32,
     /// The size is a multiple of the alignment.
-    padding: [u32; 6],
+    padding: [u32; 3],
 }
+
+impl HopperParams {
+    /// How many units of work the blocks of a launch share.
+    pub(crate) const fn units(&self) -> u32 {
+        self.gemm.tiles + self.split_tiles * (self.parts - 1)
+    }
+
+    /// Blocks of a cluster.
+    pub(crate) const fn cluster(&self) -> u32 {
+        if self.sharing == Sharing::None as u32 { 1 } else { 2 }
+    }
+}
+
+/// What two blocks of a cluster load together, if their tiles have it in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Sharing {
+    /// Nothing: there are no clusters.
+    #[default]
+    None,
+    /// Rows of A.
+    A,
+    /// Rows of B.
+    B,
+}
+
+impl Sharing {
+    /// Units are shared out in pairs, which go in step: both have as many blocks of K, and nothing else to load. The rows of
+    /// what is shared are halved.
+    const fn suits(self, tiling: &Tiling, gemm: &GemmParams, tile_columns: u32) -> bool {
+        let paired =
+            gemm.tiles.is_multiple_of(2) && tiling.split_tiles.is_multiple_of(2) && gemm.fold.sources == 0;
+        let halves = match self {
+            Self::None => true,
+            Self::A => tiling.shape.rows <= MAX_BOX_ROWS as usize,
+            Self::B => tile_columns.is_multiple_of(2 * SWIZZLED_ROWS),
+        };
+        paired && halves
+    }
+}
+
+/// Rows after which a stage's swizzle begins anew: boxes have multiples of so many.
+const SWIZZLED_ROWS: u32 = 8;
 
 /// Whether the GPU runs these kernels: their instructions exist on compute capability 9.0 only.
 pub(crate) fn is_supported(gpu: &CudaDevice) -> bool {
@@ -82,11 +129,6 @@ pub(crate) fn slot_parts(kernel: &KernelInfo, sources: u32) -> u32 {
     stage_bytes.checked_div(part_bytes).unwrap_or(0)
 }
 
-/// How many units of work the blocks of a launch share.
-pub(crate) fn units(params: &HopperParams) -> u32 {
-    params.gemm.tiles + params.split_tiles * (params.parts - 1)
-}
-
 /// Encodes what a launch of `kernel` takes.
 pub(crate) fn params(
     kernel: &KernelInfo,
@@ -101,11 +143,16 @@ pub(crate) fn params(
         MapOf { address, rows, columns, pitch, box_rows, box_columns }.encode(dtype)
     };
     let stage_columns = STAGE_BYTES / count(dtype.bytes());
-    // Rows that A does not have need not be loaded as zeros.
-    let a_box_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(8));
-    let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
     let tile_columns = count(tiling.shape.columns);
-    let b = map(dtype, gemm.b, n, k, gemm.ldb, tile_columns, stage_columns)?;
+    let sharing =
+        if tiling.sharing.suits(tiling, gemm, tile_columns) { tiling.sharing } else { Sharing::None };
+    let [a_halves, b_halves] = [Sharing::A, Sharing::B].map(|what| if sharing == what { 2_u16 } else { 1 });
+    // Rows that A does not have need not be loaded as zeros.
+    let a_rows = kernel.tile_m.min(MAX_BOX_ROWS).min(gemm.m.next_multiple_of(SWIZZLED_ROWS));
+    let a_box_rows = a_rows.div_ceil(u32::from(a_halves)).next_multiple_of(SWIZZLED_ROWS);
+    let a = map(dtype, gemm.a, m, k, gemm.lda, a_box_rows, stage_columns)?;
+    let b_box_rows = tile_columns / u32::from(b_halves);
+    let b = map(dtype, gemm.b, n, k, gemm.ldb, b_box_rows, stage_columns)?;
     let own_a = match gemm.own_rows {
         0 => a,
         rows => map(dtype, gemm.own_a, u64::from(rows), k, gemm.lda, a_box_rows, stage_columns)?,
@@ -148,14 +195,41 @@ pub(crate) fn params(
         scales,
         slot_parts: slot_parts(kernel, fold.sources),
         tile_columns,
-        padding: [0; 6],
+        b_box_rows,
+        a_boxes: a_halves * if kernel.tile_m > MAX_BOX_ROWS { 2 } else { 1 },
+        b_boxes: b_halves,
+        sharing: sharing as u32,
+        padding: [0; 3],
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::FoldParams;
     use crate::catalogue::hopper_kernels;
+    use crate::tiling::TileKernel;
+    use flux_swizzle::TileShape;
+
+    /// Pairs go in step: what would bring them out of it is not shared.
+    #[test]
+    fn pairs_have_as_much_to_load_each() {
+        let shape = TileShape { rows: 128, columns: 256 };
+        let kernel = TileKernel::Hopper { columns: 256 };
+        let tiling = |sharing| Tiling { sharing, ..Tiling::whole(shape, 1, kernel) };
+        let gemm = GemmParams { tiles: 8, ..GemmParams::default() };
+        for sharing in [Sharing::A, Sharing::B] {
+            let fine = tiling(sharing);
+            assert!(sharing.suits(&fine, &gemm, 256));
+            assert!(!sharing.suits(&fine, &GemmParams { tiles: 7, ..gemm }, 256));
+            assert!(!sharing.suits(&Tiling { split_tiles: 3, parts: 2, ..fine }, &gemm, 256));
+            let folds = FoldParams { sources: 2, ..FoldParams::default() };
+            assert!(!sharing.suits(&fine, &GemmParams { fold: folds, ..gemm }, 256));
+        }
+        assert!(!Sharing::B.suits(&tiling(Sharing::B), &gemm, 56), "halves of 28 rows break the swizzle");
+        let high = Tiling { shape: TileShape { rows: 256, ..shape }, ..tiling(Sharing::A) };
+        assert!(!Sharing::A.suits(&high, &gemm, 256), "a tile of A takes two boxes already");
+    }
 
     /// What a stage holds of the slots fits into it, and eight ranks can fold in all tiles but the lowest.
     #[test]

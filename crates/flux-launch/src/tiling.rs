@@ -3,7 +3,8 @@
 //! The choice comes from a model of the time: waves of tiles over the SMs, each as long as the tensor cores, the loads or
 //! the memory need for a tile. It knows nothing of particular shapes.
 
-use crate::{DType, KernelInfo, hopper};
+use crate::hopper::{self, Sharing};
+use crate::{DType, KernelInfo};
 use flux_swizzle::{Shards, TileShape};
 
 /// A GEMM as the choice of its tiles sees it.
@@ -35,6 +36,8 @@ pub struct Tiling {
     pub split_tiles: usize,
     /// How many parts; 1 if none are split.
     pub parts: usize,
+    /// What two blocks load together.
+    pub(crate) sharing: Sharing,
     /// Which kernel.
     pub(crate) kernel: TileKernel,
 }
@@ -88,9 +91,14 @@ impl Tiling {
         }
     }
 
+    /// Whether blocks work in pairs that load together what their tiles have in common.
+    pub fn is_in_pairs(&self) -> bool {
+        self.sharing != Sharing::None
+    }
+
     /// Whole tiles, none halved or split.
     pub(crate) const fn whole(shape: TileShape, group_rows: usize, kernel: TileKernel) -> Self {
-        Self { shape, group_rows, halved: 0, split_tiles: 0, parts: 1, kernel }
+        Self { shape, group_rows, halved: 0, split_tiles: 0, parts: 1, sharing: Sharing::None, kernel }
     }
 }
 
@@ -105,6 +113,8 @@ pub(crate) struct Candidate {
     piece_columns: u64,
     /// Bytes of an element of A or B.
     element_bytes: u64,
+    /// What two blocks load together.
+    sharing: Sharing,
 }
 
 impl Candidate {
@@ -116,7 +126,19 @@ impl Candidate {
             kernel_columns: u64::from(kernel.tile_n),
             piece_columns: u64::from(kernel.piece_n.max(1)),
             element_bytes: dtype.bytes() as u64,
+            sharing: Sharing::None,
         }
+    }
+
+    /// Whether the kernel knows pairs of blocks.
+    const fn can_share(self) -> bool {
+        self.element_bytes == 1
+    }
+
+    /// The same with two blocks that load together what they have in common: of one row of tiles A, else B.
+    fn sharing(self, problem: &Problem) -> Self {
+        let sharing = if problem.shards.total() as u64 <= self.rows { Sharing::A } else { Sharing::B };
+        Self { sharing, ..self }
     }
 
     /// The same kernel for tiles of fewer columns, if the waves that they make for so many blocks are then more even: a
@@ -140,16 +162,27 @@ impl Candidate {
         self.rows > WARPGROUP_ROWS as u64
     }
 
-    /// Cycles for a stage of a tile of `rows` rows, in a matrix of `m`.
+    /// Cycles for a stage of a tile of `rows` rows, in a matrix of `m` rows of `row_bytes` bytes.
     #[allow(clippy::cast_precision_loss)] // an estimate
-    fn stage_cycles(self, rows: u64, m: u64) -> f64 {
+    fn stage_cycles(self, rows: u64, m: u64, row_bytes: u64) -> f64 {
         let columns = self.columns;
         let multiply = rows * self.kernel_columns * STAGE_BYTES / MULTIPLY_BYTES;
         let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
-        let load = (rows + columns) * STAGE_BYTES / L2_BYTES;
+        let asked = match self.sharing {
+            Sharing::None => rows + columns,
+            Sharing::A => rows / 2 + columns,
+            Sharing::B => rows + columns / 2,
+        };
+        let lines = match row_bytes {
+            whole if whole.is_multiple_of(STAGE_BYTES) => 1.0,
+            sectors if sectors.is_multiple_of(SECTOR_BYTES) => LINE_APART,
+            _ => SECTOR_APART,
+        };
+        let load =
+            (asked as f64 * lines).max((rows + columns) as f64) * (STAGE_BYTES as f64 / L2_BYTES as f64);
         // Where there is one row of tiles, every tile reads its rows of B from memory by itself.
         let memory = if m <= self.rows { columns * STAGE_BYTES / MEMORY_BYTES_SM } else { 0 };
-        (multiply as f64 * power).max(load.max(memory) as f64)
+        (multiply as f64 * power).max(load).max(memory as f64)
     }
 
     /// Cycles from the last multiplication of a tile of `rows` rows to the first of the next.
@@ -177,6 +210,12 @@ const STAGE_BYTES: u64 = hopper::STAGE_BYTES as u64;
 const MULTIPLY_BYTES: u64 = 4096;
 /// Bytes that the L2 cache delivers to an SM in a cycle when all ask (measured: 55 to 67 by tile).
 const L2_BYTES: u64 = 60;
+/// What a row of a stage that does not begin at a line of the L2 cache takes of it, and so mostly touches two, over one that
+/// does; and one that does not begin at one of its sectors either (fitted to e4m3 with k = 3696).
+const LINE_APART: f64 = 1.25;
+const SECTOR_APART: f64 = 1.7;
+/// Bytes of a sector of the L2 cache.
+const SECTOR_BYTES: u64 = 32;
 /// Bytes of a matrix that nobody else reads which one SM gets from memory in a cycle.
 const MEMORY_BYTES_SM: u64 = 24;
 /// Bytes that memory delivers to all SMs in a cycle: 4.2 TB/s at 1.75 GHz (measured on an H200).
@@ -202,11 +241,12 @@ pub(crate) const SCRATCH_BYTES_PER_BLOCK: u64 = 128 << 10;
 pub(crate) const MAX_SPLIT_TILES: u64 = 4096;
 
 /// The best way to cut `problem` for each candidate that an order can number, and the cycles that it is expected to take;
-/// the fastest first.
+/// the fastest first. Blocks may be in pairs only if `pairs`.
 pub(crate) fn ways(
     candidates: impl Iterator<Item = Candidate>,
     problem: &Problem,
     blocks: u64,
+    pairs: bool,
 ) -> Vec<(Tiling, f64)> {
     let size = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let way = |candidate: Candidate| {
@@ -217,6 +257,7 @@ pub(crate) fn ways(
             halved: size(estimate.halved),
             split_tiles: size(estimate.split_tiles),
             parts: size(estimate.parts),
+            sharing: candidate.sharing,
             kernel: TileKernel::Hopper {
                 columns: u32::try_from(candidate.kernel_columns).unwrap_or(u32::MAX),
             },
@@ -225,7 +266,10 @@ pub(crate) fn ways(
     };
     let narrowed =
         |candidate: Candidate| std::iter::once(candidate).chain(candidate.narrowed(problem, blocks.max(1)));
-    let mut ways: Vec<_> = candidates.flat_map(narrowed).filter_map(way).collect();
+    let paired = |candidate: Candidate| {
+        std::iter::once(candidate).chain((pairs && candidate.can_share()).then(|| candidate.sharing(problem)))
+    };
+    let mut ways: Vec<_> = candidates.flat_map(narrowed).flat_map(paired).filter_map(way).collect();
     ways.sort_by(|a, b| a.1.total_cmp(&b.1));
     ways
 }
@@ -267,7 +311,7 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
     let [m, n, k] = [problem.shards.total(), problem.n, problem.k].map(|extent| extent as u64);
     let (whole, half) = count_tiles(candidate, problem)?;
     let stages = (k * element_bytes).div_ceil(STAGE_BYTES);
-    let stage_cycles = |rows: u64| candidate.stage_cycles(rows, m);
+    let stage_cycles = |rows: u64| candidate.stage_cycles(rows, m, k * element_bytes);
     let [whole_cycles, half_cycles] = [rows, (rows / 2).max(1)]
         .map(|rows| stages as f64 * stage_cycles(rows) + candidate.hand_over_cycles(rows) as f64);
     let waves = |tiles: u64| tiles.div_ceil(blocks) as f64;
@@ -326,7 +370,7 @@ mod tests {
 
     fn chosen(dtype: DType, problem: &Problem, blocks: u64) -> Option<Tiling> {
         let candidates = hopper_kernels(dtype).unwrap().map(|kernel| Candidate::new(kernel, dtype));
-        ways(candidates, problem, blocks).first().map(|&(tiling, _)| tiling)
+        ways(candidates, problem, blocks, true).first().map(|&(tiling, _)| tiling)
     }
 
     #[test]
@@ -350,7 +394,7 @@ mod tests {
             let problem = problem(8192, 8, n, k);
             let candidates = hopper_kernels(DType::Bf16).unwrap();
             let candidates = candidates.map(|kernel| Candidate::new(kernel, DType::Bf16));
-            let (tiling, cycles) = ways(candidates, &problem, 132)[0];
+            let (tiling, cycles) = ways(candidates, &problem, 132, true)[0];
             let pace = Pace::new(&problem, &tiling, cycles, 132);
             assert_eq!((pace.shape.rows, pace.half_rows), (256, 128), "{n} {k}");
             // 132 µs for 256 × 192 × 8192.
@@ -377,6 +421,19 @@ mod tests {
                 chosen(DType::Bf16, &Problem { to_slots: true, ..problem(16, 1, n, k) }, 132).unwrap();
             assert!(to_slots.shape.columns.is_multiple_of(16), "{to_slots:?}"); // whole pieces
         }
+    }
+
+    /// Rows that touch two lines of the cache are worth a pair of blocks, where the kernel knows pairs.
+    #[test]
+    fn what_loads_bound_is_loaded_in_pairs() {
+        let sharing = |dtype, m, k| chosen(dtype, &problem(m, 1, 8192, k), 132).unwrap().sharing;
+        assert_eq!(sharing(DType::E4m3, 4096, 3696), Sharing::B);
+        assert_eq!(sharing(DType::E4m3, 64, 3696), Sharing::A); // one row of tiles has no B in common
+        assert_eq!(sharing(DType::E4m3, 4096, 4096), Sharing::None);
+        assert_eq!(sharing(DType::Bf16, 4096, 3696), Sharing::None);
+        let alone = hopper_kernels(DType::E4m3).unwrap().map(|kernel| Candidate::new(kernel, DType::E4m3));
+        let ways = ways(alone, &problem(4096, 1, 8192, 3696), 132, false);
+        assert!(ways.iter().all(|(tiling, _)| !tiling.is_in_pairs()));
     }
 
     #[test]

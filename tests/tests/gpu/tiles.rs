@@ -144,8 +144,8 @@ fn the_chosen_tile_of_8_bit_elements_is_not_much_slower_than_the_best() {
 
 fn check<E: Element>() {
     let (gpu, mut bad_choices) = (Gpu::new(E::DTYPE), Vec::new());
-    println!("    m      n      k |    tile halved split parts |  expected us  measured us");
-    for (n, k) in [(6144, 12288), (12288, 6144), (7168, 4096), (4096, 3584)] {
+    println!("    m      n      k |    tile pairs halved split parts |  expected us  measured us");
+    for (n, k) in [(6144, 12288), (12288, 6144), (7168, 4096), (4096, 3584), (8192, 3696)] {
         for m in [1, 16, 64, 256, 512, 1024, 4096] {
             let operands = gpu.operands::<E>((m, n, k));
             let problem =
@@ -155,9 +155,10 @@ fn check<E: Element>() {
             for (tiling, cycles) in &ways {
                 let (time, result) = gpu.measure(&operands, tiling);
                 println!(
-                    "{m:>5} {n:>6} {k:>6} | {:>3}x{:<3} {:>6} {:>5} {:>5} | {:>12.1} {time:>12.1}",
+                    "{m:>5} {n:>6} {k:>6} | {:>3}x{:<3} {:>5} {:>6} {:>5} {:>5} | {:>12.1} {time:>12.1}",
                     tiling.shape.rows,
                     tiling.shape.columns,
+                    tiling.is_in_pairs(),
                     tiling.halved,
                     tiling.split_tiles,
                     tiling.parts,

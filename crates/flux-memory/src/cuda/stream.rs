@@ -230,7 +230,7 @@ impl CudaStream {
         self.synchronize()
     }
 
-    /// Launches a kernel whose only parameter is `params`.
+    /// Launches a kernel whose only parameter is `params`: `grid` blocks, of which each `cluster` make a cluster.
     ///
     /// # Safety
     /// `function` takes exactly one by-value parameter of type `P`, and everything that it reads and writes is live
@@ -238,28 +238,35 @@ impl CudaStream {
     pub unsafe fn launch<P: bytemuck::Pod>(
         &self,
         function: sys::CUfunction,
-        grid: u32,
+        [grid, cluster]: [u32; 2],
         threads: u32,
         shared_bytes: u32,
         params: &P,
     ) -> Result<()> {
         self.device.bind()?;
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the parameter before it returns; the rest is the caller's promise.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                function,
-                grid,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                self.raw,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut clusters = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.raw,
+            attrs: &raw mut clusters,
+            numAttrs: u32::from(cluster > 1),
+        };
+        // SAFETY: the driver copies the configuration and the parameter before it returns; the rest is the caller's promise.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 }

@@ -1,0 +1,3 @@
+#pragma once
+typedef void *CUmodule;
+typedef void *CUlibrary;

@@ -1,0 +1,2 @@
+#pragma once
+typedef struct { unsigned short x; } __nv_bfloat16;

@@ -1,0 +1,3 @@
+#pragma once
+typedef struct { unsigned short x; } half;
+typedef half __half;
