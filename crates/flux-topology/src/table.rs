@@ -17,10 +17,10 @@ impl fmt::Display for Topology {
             write_links(f, self)?;
             write_access(f, self)?;
         }
-        if !self.notes().is_empty() {
+        if !self.warnings().is_empty() {
             writeln!(f)?;
         }
-        self.notes().iter().try_for_each(|note| writeln!(f, "note: {note}"))
+        self.warnings().iter().try_for_each(|warning| writeln!(f, "warning: {warning}"))
     }
 }
 
@@ -36,6 +36,7 @@ impl fmt::Display for Source {
             }
             Source::Preset(name) => write!(f, "preset {name}"),
             Source::Described(name) => f.write_str(name),
+            Source::File(format) => write!(f, "{format}"),
         }
     }
 }
@@ -133,7 +134,7 @@ fn write_columns(f: &mut fmt::Formatter<'_>, rows: impl Iterator<Item = Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{DriverDevice, DriverFacts, combine};
+    use crate::discover::{DriverDevice, DriverFacts, SysfsFacts, combine};
     use crate::{P2pStatus, ProbeFailure};
 
     #[test]
@@ -210,8 +211,8 @@ this machine, CUDA 12.8
 GPU  name         PCI  sm  SMs  memory  NUMA
 0    NVIDIA H200  ?    ?   ?    ?       ?
 
-note: NVML: cannot open (tried libx.so); what connects the GPUs is not known, only who can access whom
+warning: NVML: cannot open (tried libx.so); what connects the GPUs is not known, only who can access whom
 ";
-        assert_eq!(combine(Ok(driver), Err(nvml)).unwrap().to_string(), want);
+        assert_eq!(combine(Ok(driver), Err(nvml), SysfsFacts::default()).unwrap().to_string(), want);
     }
 }
