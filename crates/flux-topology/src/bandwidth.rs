@@ -28,16 +28,17 @@ impl Topology {
                 kinds.entry((link.kind, std::cmp::Reverse(link.nvlinks))).or_default().push((from, to));
             }
         }
-        let bandwidth = |((kind, nvlinks), pairs): ((LinkKind, std::cmp::Reverse<u32>), Vec<(usize, usize)>)| {
-            let first = pairs.first().copied().unwrap_or_default();
-            let (gb_per_s, source) = match kind {
-                LinkKind::NvLink => self.over_nvlink(nvlinks.0, first),
-                LinkKind::Network => self.over_network(),
-                _ => self.over_pcie(kind, first),
+        let bandwidth =
+            |((kind, nvlinks), pairs): ((LinkKind, std::cmp::Reverse<u32>), Vec<(usize, usize)>)| {
+                let first = pairs.first().copied().unwrap_or_default();
+                let (gb_per_s, source) = match kind {
+                    LinkKind::NvLink => self.over_nvlink(nvlinks.0, first),
+                    LinkKind::Network => self.over_network(),
+                    _ => self.over_pcie(kind, first),
+                };
+                let symbol = self.link(first.0, first.1).map_or_else(String::new, |link| link.symbol());
+                Bandwidth { symbol, pairs, gb_per_s, source }
             };
-            let symbol = self.link(first.0, first.1).map_or_else(String::new, |link| link.symbol());
-            Bandwidth { symbol, pairs, gb_per_s, source }
-        };
         kinds.into_iter().map(bandwidth).collect()
     }
 
@@ -46,11 +47,14 @@ impl Topology {
             Some(true) => "; a GPU has this once for all its peers together",
             _ => "",
         };
+        let links = if nvlinks == 1 { "link" } else { "links" };
         let capability = self.devices().get(from).and_then(|device| device.compute_capability);
-        match (self.nvlink_gb_per_s(from, to), capability.and_then(|capability| capability.nvlink_gb_per_s())) {
-            (Some(gb_per_s), Some(rate)) => {
-                (Some(gb_per_s), format!("{nvlinks} links of {rate} GB/s, as NCCL reckons for this GPU{shared}"))
-            }
+        match (self.nvlink_gb_per_s(from, to), capability.and_then(|capability| capability.nvlink_gb_per_s()))
+        {
+            (Some(gb_per_s), Some(rate)) => (
+                Some(gb_per_s),
+                format!("{nvlinks} {links} of {rate} GB/s, as NCCL reckons for this GPU{shared}"),
+            ),
             _ if nvlinks == 0 => (None, format!("nobody could count the links{shared}")),
             _ => (
                 None,
@@ -95,7 +99,8 @@ impl Topology {
     fn over_network(&self) -> (Option<f64>, String) {
         let cards: Vec<u64> =
             self.nics().iter().filter(|nic| nic.host == 0).filter_map(|nic| nic.megabits_per_s).collect();
-        let gpus = u32::try_from(self.devices().iter().filter(|device| device.host == 0).count()).unwrap_or(u32::MAX);
+        let gpus = u32::try_from(self.devices().iter().filter(|device| device.host == 0).count())
+            .unwrap_or(u32::MAX);
         if cards.is_empty() || gpus == 0 {
             return (None, "the speed of the network cards is not known".to_owned());
         }

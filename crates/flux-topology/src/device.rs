@@ -71,8 +71,8 @@ impl PcieRate {
         let lanes: u32 = lanes.trim().parse().ok().filter(|&lanes| lanes > 0 && lanes <= 32)?;
         // The range keeps what a damaged file says within a u32.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let megatransfers_per_s =
-            (gigatransfers > 0.0 && gigatransfers < 1000.0).then(|| (gigatransfers * 1000.0).round() as u32)?;
+        let megatransfers_per_s = (gigatransfers > 0.0 && gigatransfers < 1000.0)
+            .then(|| (gigatransfers * 1000.0).round() as u32)?;
         Some(PcieRate { megatransfers_per_s, lanes })
     }
 

@@ -76,7 +76,11 @@ impl Topology {
         let numa = self.numa_groups();
         let (order, groups, reason) = match self.device_count() {
             0 => (CommunicationOrder::None, Vec::new(), "there is no GPU".to_owned()),
-            1 => (CommunicationOrder::None, vec![vec![0]], "there is one GPU, and nobody to talk to".to_owned()),
+            1 => (
+                CommunicationOrder::None,
+                vec![vec![0]],
+                "there is one GPU, and nobody to talk to".to_owned(),
+            ),
             _ => self.choose(&numa),
         };
         let sequence = match order {
@@ -102,7 +106,8 @@ impl Topology {
                 Some(false) => ", without a switch",
                 None => "",
             };
-            let reason = format!("every GPU reaches every other over NVLink{through}: all can send to all at once");
+            let reason =
+                format!("every GPU reaches every other over NVLink{through}: all can send to all at once");
             return (CommunicationOrder::FullMesh, vec![(0..count).collect()], reason);
         }
         let missing = self.why_no_mesh(slow / 2 + slow % 2);
@@ -118,8 +123,10 @@ impl Topology {
                     (CommunicationOrder::TwoLevel, by_host, reason)
                 }
                 None => {
-                    let reason =
-                        format!("{missing}, and the machines have different numbers of GPUs ({})", sizes(&by_host));
+                    let reason = format!(
+                        "{missing}, and the machines have different numbers of GPUs ({})",
+                        sizes(&by_host)
+                    );
                     (CommunicationOrder::Ring, by_host, reason)
                 }
             };
@@ -138,8 +145,10 @@ impl Topology {
                 (CommunicationOrder::Ring, groups, reason)
             }
             (2, None) => {
-                let reason =
-                    format!("{missing}, and two NUMA nodes have different numbers of GPUs ({}){known}", sizes(&groups));
+                let reason = format!(
+                    "{missing}, and two NUMA nodes have different numbers of GPUs ({}){known}",
+                    sizes(&groups)
+                );
                 (CommunicationOrder::Ring, groups, reason)
             }
             (nodes, _) => {
@@ -163,7 +172,9 @@ impl Topology {
             })
         });
         match denied {
-            true => format!("the driver denies peer access on NVLink, so {slow_pairs} of {all} pairs cannot use it"),
+            true => format!(
+                "the driver denies peer access on NVLink, so {slow_pairs} of {all} pairs cannot use it"
+            ),
             false if slow_pairs == all => "no pair has NVLink".to_owned(),
             false => format!("{slow_pairs} of {all} pairs have no NVLink"),
         }
@@ -182,7 +193,8 @@ impl Topology {
 
     fn in_words(&self, order: CommunicationOrder, groups: &[Vec<usize>]) -> (&'static str, &'static str) {
         let mesh_within = || {
-            let nvlink = |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
+            let nvlink =
+                |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
             groups.iter().all(|group| group.iter().all(|&a| group.iter().all(|&b| nvlink(a, b))))
         };
         match order {

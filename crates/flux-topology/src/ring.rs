@@ -14,7 +14,8 @@ pub(crate) fn sequence(topology: &Topology, groups: &[Vec<usize>]) -> Vec<usize>
             let nearest = match sequence.last() {
                 None => 0,
                 Some(&last) => {
-                    let distance = |position: &usize| left.get(*position).map(|&to| distance(topology, last, to));
+                    let distance =
+                        |position: &usize| left.get(*position).map(|&to| distance(topology, last, to));
                     (0..left.len()).min_by_key(distance).unwrap_or(0)
                 }
             };
@@ -40,7 +41,8 @@ pub(crate) fn strongest(topology: &Topology) -> Option<Vec<usize>> {
         return None;
     }
     let nvlinks = |a, b| topology.link(a, b).map_or(0, |link| link.nvlinks);
-    let most = (0..count).flat_map(|a| (0..count).map(move |b| nvlinks(a, b))).max().filter(|&most| most > 0)?;
+    let most =
+        (0..count).flat_map(|a| (0..count).map(move |b| nvlinks(a, b))).max().filter(|&most| most > 0)?;
 
     let mut path = vec![0];
     // The next GPU to try at each place of the path.

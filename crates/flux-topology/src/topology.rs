@@ -167,7 +167,9 @@ impl Topology {
         }
         let hosts = self.host_count();
         let copies = |machine: usize| {
-            self.devices.iter().map(move |device| Device { host: device.host + machine * hosts, ..device.clone() })
+            self.devices
+                .iter()
+                .map(move |device| Device { host: device.host + machine * hosts, ..device.clone() })
         };
         let devices = (0..machines).flat_map(copies).collect();
         let link = |from: usize, to: usize| match from / count == to / count {

@@ -25,8 +25,12 @@ fn every_file_is_expected() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(data)
         .collect();
-    let known: BTreeSet<String> =
-        EXPECTED.iter().map(|case| case.file).chain(REFUSED.iter().map(|case| case.0)).map(str::to_owned).collect();
+    let known: BTreeSet<String> = EXPECTED
+        .iter()
+        .map(|case| case.file)
+        .chain(REFUSED.iter().map(|case| case.0))
+        .map(str::to_owned)
+        .collect();
     assert_eq!(files, known);
 }
 
@@ -104,7 +108,8 @@ fn what_is_no_topology_is_refused() {
 /// What the table above has no column for.
 #[test]
 fn details() {
-    let names = |topology: &Topology| -> Vec<String> { topology.nics().iter().map(|n| n.name.clone()).collect() };
+    let names =
+        |topology: &Topology| -> Vec<String> { topology.nics().iter().map(|n| n.name.clone()).collect() };
     let bus_ids = |topology: &Topology| -> Vec<String> {
         topology.devices().iter().map(|device| device.pci.unwrap().to_string()).collect()
     };
@@ -125,8 +130,10 @@ fn details() {
     assert_eq!(names(&dump), (0..5).map(|bond| format!("mlx5_bond_{bond}")).collect::<Vec<_>>());
     assert_eq!(dump.devices()[0].name, "NVIDIA A100-SXM4-80GB");
     assert_eq!(dump.nics()[1].megabits_per_s, Some(200_000));
-    assert_eq!(dump.nics()[0].to_gpus[..5].iter().map(|kind| kind.symbol()).collect::<Vec<_>>().join(" "),
-        "PHB PHB PHB PHB SYS");
+    assert_eq!(
+        dump.nics()[0].to_gpus[..5].iter().map(|kind| kind.symbol()).collect::<Vec<_>>().join(" "),
+        "PHB PHB PHB PHB SYS"
+    );
     assert_eq!(dump.nvlink_gb_per_s(0, 7), Some(240.0));
 
     let oci = read("oci-h100-8-dual-port-nics.xml");
@@ -168,7 +175,18 @@ fn xml_is_written_as_it_was_read() {
         assert_eq!(again.to_nccl_xml(), xml, "{}", case.file);
         // Nothing of the file is lost, whether we know what it means or not.
         let original = std::fs::read_to_string(folder().join(case.file)).unwrap();
-        for tag in ["<cpu ", "<pci ", "<gpu ", "<nvlink ", "<xgmi ", "<nic>", "<net ", "guid=", "busid=", "affinity="] {
+        for tag in [
+            "<cpu ",
+            "<pci ",
+            "<gpu ",
+            "<nvlink ",
+            "<xgmi ",
+            "<nic>",
+            "<net ",
+            "guid=",
+            "busid=",
+            "affinity=",
+        ] {
             assert_eq!(xml.matches(tag).count(), original.matches(tag).count(), "{}: {tag}", case.file);
         }
     }
@@ -225,7 +243,8 @@ fn other_texts() {
         assert_eq!(pairs(&Topology::parse(&text).unwrap()), want, "{}", String::from_utf8_lossy(&text));
     }
 
-    let mig = "\tGPU0\tMIG0\tGPU1\tCPU Affinity\nGPU0\tX\tX\tSYS\t0\nMIG0\tX\tX\tSYS\t0\nGPU1\tSYS\tSYS\tX\t0\n";
+    let mig =
+        "\tGPU0\tMIG0\tGPU1\tCPU Affinity\nGPU0\tX\tX\tSYS\t0\nMIG0\tX\tX\tSYS\t0\nGPU1\tSYS\tSYS\tX\t0\n";
     let mig = Topology::parse(mig.as_bytes()).unwrap();
     assert_eq!((mig.device_count(), mig.nics().len()), (2, 0));
     assert!(mig.warnings()[0].contains("MIG"), "{:?}", mig.warnings());
@@ -242,7 +261,10 @@ fn other_texts() {
         ("GPU0 GPU1\nGPU0 X PIX\nGPU0 X PIX\n", "line 3, column 1: a second row for GPU0"),
         ("GPU0 GPU1\nGPU0 X PIX\nGPU1 PIX X\nGPU2 X X\n", "line 4, column 1: a row for GPU2"),
         ("GPU0 GPU1\nGPU0 PIX X\nGPU1 PIX X\n", "line 2"),
-        ("GPU0 GPU1 CPU Affinity\nGPU0 X NV12 0-5\nGPU1 NV12 X 0-5\nNIC0 SYS", "line 4, column 1: a row for NIC0"),
+        (
+            "GPU0 GPU1 CPU Affinity\nGPU0 X NV12 0-5\nGPU1 NV12 X 0-5\nNIC0 SYS",
+            "line 4, column 1: a row for NIC0",
+        ),
         ("no matrix at all", "neither a topology file of NCCL nor"),
         ("{}", "looks like JSON"),
         (" \n", "it is empty"),
@@ -260,7 +282,10 @@ fn other_xml() {
     let refused = [
         ("<system><cpu><pci/></cpu></system>", "line 1, column 14: <pci> has no busid"),
         ("<system>\n<cpu>\n<pci busid=\"x\"/></cpu></system>", "line 3, column 1: \"x\" is no PCI address"),
-        ("<system>\n  <pci busid=\"1:2.0\"/></system>", "line 2, column 3: <pci> stands outside of any <cpu>"),
+        (
+            "<system>\n  <pci busid=\"1:2.0\"/></system>",
+            "line 2, column 3: <pci> stands outside of any <cpu>",
+        ),
         ("<system></system>", "no GPU"),
         ("<system><cpu></system>", "line 1"),
         ("<system></system><system/>", "stands behind the end"),
@@ -285,7 +310,8 @@ fn other_xml() {
         )
     };
     let rack = |class| {
-        let host = |hash, busid| format!("<cpu host_hash=\"{hash}\" numaid=\"-1\">{}</cpu>", gpu(busid, class));
+        let host =
+            |hash, busid| format!("<cpu host_hash=\"{hash}\" numaid=\"-1\">{}</cpu>", gpu(busid, class));
         format!("<system>{}{}</system>", host("0x1", "1:00.0"), host("0x2", "1:00.0"))
     };
     let one_domain = Topology::parse(rack("0x068000").as_bytes()).unwrap();

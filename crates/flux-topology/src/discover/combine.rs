@@ -71,7 +71,8 @@ pub fn combine(
     }
 
     let pci_of = |ordinal: usize| {
-        let nvml_pci = nvml_index.get(ordinal).copied().flatten().and_then(|index| nvml.devices.get(index)?.pci);
+        let nvml_pci =
+            nvml_index.get(ordinal).copied().flatten().and_then(|index| nvml.devices.get(index)?.pci);
         devices.get(ordinal).and_then(|device: &DriverDevice| device.pci).or(nvml_pci)
     };
     let pci: Vec<Option<PciAddress>> = (0..devices.len()).map(pci_of).collect();

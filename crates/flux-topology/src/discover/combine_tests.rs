@@ -120,12 +120,17 @@ fn without_the_driver_nvml_stands() {
     let topology = combine(Err(failure("CUDA driver")), Ok(nvml(&EIGHT)), SysfsFacts::default()).unwrap();
     assert!(topology.is_full_mesh());
     assert_eq!(topology.devices()[3].sm_count, Some(132));
-    assert!(topology.warnings()[0].contains("CUDA_VISIBLE_DEVICES is not applied"), "{:?}", topology.warnings());
+    assert!(
+        topology.warnings()[0].contains("CUDA_VISIBLE_DEVICES is not applied"),
+        "{:?}",
+        topology.warnings()
+    );
 }
 
 #[test]
 fn nobody_answers() {
-    let error = combine(Err(failure("CUDA driver")), Err(failure("NVML")), SysfsFacts::default()).unwrap_err();
+    let error =
+        combine(Err(failure("CUDA driver")), Err(failure("NVML")), SysfsFacts::default()).unwrap_err();
     assert!(matches!(error, Error::NoDriver { .. }) && error.is_no_gpu());
 }
 
@@ -218,7 +223,8 @@ fn nvlinks() {
         facts.devices[0].nvlinks = a.to_vec();
         facts.devices[1].nvlinks = b.to_vec();
         facts.pairs.values_mut().for_each(|pair| pair.nvlink = over_nvlink);
-        let topology = combine(Result::Ok(driver(&[1, 2])), Result::Ok(facts), SysfsFacts::default()).unwrap();
+        let topology =
+            combine(Result::Ok(driver(&[1, 2])), Result::Ok(facts), SysfsFacts::default()).unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
             let link = topology.link(from, to).unwrap();
             assert_eq!((link.nvlinks, link.to_string().as_str()), (number, symbol), "row {row}");

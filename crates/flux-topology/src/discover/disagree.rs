@@ -43,7 +43,9 @@ pub(crate) fn numa_nodes(sides: &Sides<'_>, devices: &[DriverDevice]) -> Vec<Str
         };
         let ours = sides.sysfs_device(ordinal)?.numa_node?;
         (ours != theirs).then(|| {
-            format!("GPU {ordinal} is on NUMA node {theirs} by {who} and on {ours} by /sys; {who}'s word is taken")
+            format!(
+                "GPU {ordinal} is on NUMA node {theirs} by {who} and on {ours} by /sys; {who}'s word is taken"
+            )
         })
     };
     devices.iter().enumerate().filter_map(differs).collect()
@@ -53,9 +55,11 @@ pub(crate) fn numa_nodes(sides: &Sides<'_>, devices: &[DriverDevice]) -> Vec<Str
 pub(crate) fn pairs(sides: &Sides<'_>, topology: &Topology) -> Vec<String> {
     let count = topology.device_count();
     let (mut allowed, mut denied, mut idle, mut distance) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(|(a, b)| a != b) {
+    for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))).filter(|(a, b)| a != b)
+    {
         let nvml = sides.nvml_pair(from, to);
-        let driver = sides.driver_pairs.get(&(from, to)).and_then(|pair| pair.can_access.or(pair.access_supported));
+        let driver =
+            sides.driver_pairs.get(&(from, to)).and_then(|pair| pair.can_access.or(pair.access_supported));
         let refused = |status: P2pStatus| status.is_denied();
         match driver {
             Some(true) if refused(nvml.read) || refused(nvml.write) => allowed.push((from, to)),
@@ -78,7 +82,11 @@ pub(crate) fn pairs(sides: &Sides<'_>, topology: &Topology) -> Vec<String> {
         (idle, "NVLink connects them, and the CUDA driver denies peer access: it cannot be used"),
         (distance, "how far they are apart is another thing by /sys than by NVML; NVML's word is taken"),
     ];
-    table.into_iter().filter(|(pairs, _)| !pairs.is_empty()).map(|(pairs, what)| warning(&pairs, what)).collect()
+    table
+        .into_iter()
+        .filter(|(pairs, _)| !pairs.is_empty())
+        .map(|(pairs, what)| warning(&pairs, what))
+        .collect()
 }
 
 /// Whether two distances can be of one pair: a host bridge or several of a node is a matter of counting.

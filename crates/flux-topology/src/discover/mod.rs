@@ -14,8 +14,8 @@ pub(crate) mod sysfs;
 
 pub use combine::combine;
 pub use facts::{
-    DriverDevice, DriverFacts, DriverPair, NvLinkEnd, NvmlDevice, NvmlFacts, NvmlPair, SysfsDevice, SysfsFacts,
-    SysfsNic,
+    DriverDevice, DriverFacts, DriverPair, NvLinkEnd, NvmlDevice, NvmlFacts, NvmlPair, SysfsDevice,
+    SysfsFacts, SysfsNic,
 };
 
 /// Stands in for NVML where it is not compiled in.

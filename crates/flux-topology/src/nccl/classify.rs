@@ -21,7 +21,8 @@ pub(crate) struct FoundGpu<'a> {
 }
 
 /// Elements that are known to be there; others are kept, and said to be strange.
-const KNOWN: &[&str] = &["system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net", "pcilink", "coll"];
+const KNOWN: &[&str] =
+    &["system", "cpu", "pci", "gpu", "nvlink", "xgmi", "c2c", "nic", "net", "pcilink", "coll"];
 
 impl<'a> Found<'a> {
     /// Looks at a `<pci>`, `<nic>` or `<gpu>` and all that is in it.
@@ -103,7 +104,10 @@ fn gpu<'a>(
     let device = Device {
         pci,
         compute_capability: capability.or(known.map(|known| known.1)),
-        pcie: element.get("link_speed").zip(element.get("link_width")).and_then(|(s, w)| PcieRate::parse(s, w)),
+        pcie: element
+            .get("link_speed")
+            .zip(element.get("link_width"))
+            .and_then(|(s, w)| PcieRate::parse(s, w)),
         ..Device::new(name)
     };
     FoundGpu { device, place: place.clone(), tag }

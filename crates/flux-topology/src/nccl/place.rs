@@ -26,7 +26,9 @@ impl Place {
         match (self.bridges.last(), other.bridges.last()) {
             (Some(a), Some(b)) if a == b => LinkKind::PcieSwitch,
             // Two bridges that share one further up share the first.
-            _ if self.bridges.first().is_some_and(|a| other.bridges.first() == Some(a)) => LinkKind::PcieSwitches,
+            _ if self.bridges.first().is_some_and(|a| other.bridges.first() == Some(a)) => {
+                LinkKind::PcieSwitches
+            }
             _ => LinkKind::HostBridge,
         }
     }

@@ -63,7 +63,8 @@ fn find(system: &Element) -> Result<Found<'_>> {
     for (index, cpu) in system.children.iter().enumerate() {
         if cpu.name != "cpu" {
             let (line, column) = (cpu.at.line, cpu.at.column);
-            let reason = format!("<{}> stands outside of any <cpu>; put it into the one that it hangs on", cpu.name);
+            let reason =
+                format!("<{}> stands outside of any <cpu>; put it into the one that it hangs on", cpu.name);
             return Err(Error::BadXml { line, column, reason });
         }
         // Files of several machines tell them apart by this; others have none.
@@ -113,7 +114,8 @@ fn number(found: &mut Found<'_>, warnings: &mut Vec<String>) {
             warnings.push(format!("two GPUs have the same dev, {}", number.unwrap_or_default()));
         } else if number != Some(expected) {
             let dev = number.map_or_else(|| "no dev".to_owned(), |number| format!("dev {number}"));
-            warnings.push(format!("a GPU has {dev} where {expected} comes next; it is numbered by its place"));
+            warnings
+                .push(format!("a GPU has {dev} where {expected} comes next; it is numbered by its place"));
         }
         last = Some((host, number));
         expected = number.unwrap_or(expected).saturating_add(1);
@@ -188,7 +190,8 @@ fn warn_of_links(gpus: &[FoundGpu<'_>], ends: &[NvLinks], warnings: &mut Vec<Str
         warnings.push(format!("NVLinks that lead from a GPU to itself are passed over: GPU {to_itself}"));
     }
     if ends.iter().any(|end| end.xgmi) {
-        warnings.push("the links are AMD's xGMI; they are shown as NV#, as their like of NVIDIA's".to_owned());
+        warnings
+            .push("the links are AMD's xGMI; they are shown as NV#, as their like of NVIDIA's".to_owned());
     }
     for (from, gpu) in gpus.iter().enumerate() {
         for (to, peer) in gpus.iter().enumerate().skip(from + 1) {
@@ -213,10 +216,5 @@ fn nic_at(nic: Nic, place: &Place, gpus: &[Place]) -> Nic {
 }
 
 fn device(gpu: FoundGpu<'_>) -> Device {
-    Device {
-        numa_node: gpu.place.numa_node,
-        host: gpu.place.host,
-        bridges: gpu.place.bridges,
-        ..gpu.device
-    }
+    Device { numa_node: gpu.place.numa_node, host: gpu.place.host, bridges: gpu.place.bridges, ..gpu.device }
 }

@@ -52,16 +52,20 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn new(topology: &'a Topology) -> Builder<'a> {
         let made_up = switches(topology);
-        let mut taken: BTreeSet<PciAddress> = topology.devices().iter().filter_map(|device| device.pci).collect();
+        let mut taken: BTreeSet<PciAddress> =
+            topology.devices().iter().filter_map(|device| device.pci).collect();
         taken.extend(topology.nics().iter().filter_map(|nic| nic.pci));
-        let mut free = (0u16..).map(|number| address(u32::from(number >> 8), number)).filter(move |a| !taken.contains(a));
+        let mut free = (0u16..)
+            .map(|number| address(u32::from(number >> 8), number))
+            .filter(move |a| !taken.contains(a));
         // Bus 0 is where host bridges are.
         let _ = free.next();
         let mut fresh = || free.next().unwrap_or(address(u32::MAX, 0));
 
         let mut gpus = BTreeMap::new();
         for device in topology.devices().iter().filter(|device| device.host == 0) {
-            let above = if device.bridges.is_empty() { made_up.gpu(device.ordinal) } else { device.bridges.clone() };
+            let above =
+                if device.bridges.is_empty() { made_up.gpu(device.ordinal) } else { device.bridges.clone() };
             gpus.insert(device.ordinal, (device.pci.unwrap_or_else(&mut fresh), above));
         }
         let mut nics: BTreeMap<PciAddress, (Vec<usize>, Vec<PciAddress>)> = BTreeMap::new();
@@ -172,7 +176,10 @@ impl<'a> Builder<'a> {
         if self.topology.nvswitch() == Some(true) {
             // Peers in other machines count as well: the switch is the same.
             let most = (0..self.topology.device_count()).filter_map(link).map(|link| link.nvlinks).max();
-            return most.map(|count| nvlink(HIDDEN_SWITCH.to_owned(), count, "0x068000")).into_iter().collect();
+            return most
+                .map(|count| nvlink(HIDDEN_SWITCH.to_owned(), count, "0x068000"))
+                .into_iter()
+                .collect();
         }
         let peers = self.gpus.iter().filter_map(|(&to, (pci, _))| Some((pci, link(to)?)));
         peers.map(|(pci, link)| nvlink(pci.to_string(), link.nvlinks.max(1), "0x030200")).collect()
@@ -255,7 +262,8 @@ impl Switches {
 /// inner one.
 fn switches(topology: &Topology) -> Switches {
     let gpus: Vec<usize> = topology.devices().iter().filter(|d| d.host == 0).map(|d| d.ordinal).collect();
-    let nics: Vec<(usize, &Nic)> = topology.nics().iter().enumerate().filter(|(_, nic)| nic.host == 0).collect();
+    let nics: Vec<(usize, &Nic)> =
+        topology.nics().iter().enumerate().filter(|(_, nic)| nic.host == 0).collect();
     let count = gpus.len();
     // GPUs first, then cards.
     let kind = |a: usize, b: usize| -> LinkKind {
@@ -271,7 +279,8 @@ fn switches(topology: &Topology) -> Switches {
         }
     };
     let everything = count + nics.len();
-    let outer = labels(everything, |a, b| matches!(kind(a, b), LinkKind::PcieSwitch | LinkKind::PcieSwitches));
+    let outer =
+        labels(everything, |a, b| matches!(kind(a, b), LinkKind::PcieSwitch | LinkKind::PcieSwitches));
     let inner = labels(everything, |a, b| kind(a, b) == LinkKind::PcieSwitch);
     let mut next = 0u16;
     let mut made: BTreeMap<(bool, usize), PciAddress> = BTreeMap::new();

@@ -52,7 +52,13 @@ const EIGHT_OF_400: Nics = Nics { count: 8, gigabits_per_s: 400, gpus: 1, near: 
 /// DGX A100 user guide: eight ConnectX-6 of 200 Gb/s, two for each two GPUs, behind several bridges.
 const EIGHT_OF_200: Nics = Nics { count: 8, gigabits_per_s: 200, gpus: 2, near: LinkKind::PcieSwitches };
 
-const fn nvswitch(name: &'static str, gpu: &'static Gpu, links: u32, nics: Nics, words: &'static str) -> Machine {
+const fn nvswitch(
+    name: &'static str,
+    gpu: &'static Gpu,
+    links: u32,
+    nics: Nics,
+    words: &'static str,
+) -> Machine {
     let connection = Connection::NvLink(links, Some(true));
     Machine { name, gpu, count: 8, per_numa: 4, per_host: 8, connection, nics, words }
 }
@@ -240,6 +246,15 @@ pub(super) const MACHINES: &[Machine] = &[
         "four RTX 4090 on one socket",
     ),
     pcie(
+        "2x4090",
+        &gpu::RTX4090,
+        2,
+        2,
+        (1, LinkKind::HostBridge, P2pStatus::NotSupported),
+        NO_NICS,
+        "two RTX 4090",
+    ),
+    pcie(
         "8x4090",
         &gpu::RTX4090,
         8,
@@ -288,6 +303,7 @@ pub(super) const ALIASES: &[(&str, &str)] = &[
     ("a100-8-nvswitch", "hgx-a100"),
     ("a100-4-nvlink-mesh", "4xa100-nvlink"),
     ("l40s-4-pcie", "4xl40s-pcie"),
+    ("rtx4090-2-pcie", "2x4090"),
     ("h200-2-nvlink", "2xh200"),
     ("single-h200", "1xh200"),
     ("8xh100", "hgx-h100"),

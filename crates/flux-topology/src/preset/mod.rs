@@ -95,7 +95,10 @@ fn nics(machine: &Machine, node: impl Fn(usize) -> usize) -> Vec<Nic> {
             ..Nic::new(format!("mlx5_{index}"))
         }
     };
-    (0..hosts).flat_map(|host| (0..nics.count).map(move |index| (host, index))).map(|(h, i)| card(h, i)).collect()
+    (0..hosts)
+        .flat_map(|host| (0..nics.count).map(move |index| (host, index)))
+        .map(|(h, i)| card(h, i))
+        .collect()
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ fn every_preset() {
         ("8xl40s-pcie", 8, 1, false, true, Some(false), None, 0, "two-level"),
         ("4xl40s-pcie", 4, 1, false, true, Some(false), None, 0, "two-level"),
         ("4x4090", 4, 1, false, false, Some(false), None, 0, "ring"),
+        ("2x4090", 2, 1, false, false, Some(false), None, 0, "ring"),
         ("8x4090", 8, 1, false, false, Some(false), None, 0, "two-level"),
         ("2x3090-nvlink", 2, 1, true, true, Some(false), Some(4.0 * 12.0), 0, "full-mesh"),
         ("2xh200", 2, 1, true, true, None, Some(18.0 * 20.6), 0, "full-mesh"),

@@ -22,7 +22,10 @@ fn cell(word: &str) -> Option<Link> {
             return digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| Link::nvlink(links));
         }
     };
-    Some(Link { p2p: crate::P2p { nvlink: P2pStatus::NotSupported, ..Default::default() }, ..Link::distance(kind) })
+    Some(Link {
+        p2p: crate::P2p { nvlink: P2pStatus::NotSupported, ..Default::default() },
+        ..Link::distance(kind)
+    })
 }
 
 pub(crate) fn is_cell(word: &str) -> bool {

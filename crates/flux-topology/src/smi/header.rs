@@ -62,7 +62,8 @@ impl Header {
         if !begins || !goes_on {
             return None;
         }
-        let mut header = Header { line: line.number, labels: Vec::new(), has_numa: false, warnings: Vec::new() };
+        let mut header =
+            Header { line: line.number, labels: Vec::new(), has_numa: false, warnings: Vec::new() };
         let words: Vec<&str> = line.tokens.iter().map(|token| token.text.as_str()).collect();
         let tail = words.windows(2).position(|pair| is_affinity(pair)).unwrap_or(words.len());
         for token in line.tokens.iter().take(tail) {
@@ -86,7 +87,9 @@ impl Header {
             return None;
         }
         if header.labels.iter().any(Label::is_mig) {
-            header.warnings.push("MIG devices are left out: only whole GPUs can talk to each other".to_owned());
+            header
+                .warnings
+                .push("MIG devices are left out: only whole GPUs can talk to each other".to_owned());
         }
         Some(header)
     }

@@ -31,14 +31,19 @@ impl Legend {
                 let Some(label) = label.strip_suffix(':') else { break };
                 let Some((name, rest)) = rest.split_first() else {
                     let Position { line, column } = Position::of(text, text.len());
-                    return Err(Error::EndsEarly { line, column, inside: Some("the legend of the NICs".to_owned()) });
+                    return Err(Error::EndsEarly {
+                        line,
+                        column,
+                        inside: Some("the legend of the NICs".to_owned()),
+                    });
                 };
                 legend.names.push((label.to_owned(), (*name).to_owned()));
                 left = rest;
             }
         }
         let named = |label: &super::header::Label| legend.name_of(&label.name).is_some();
-        let mut numbered = header.labels.iter().filter(|label| super::header::Label::is_numbered_nic(&label.name));
+        let mut numbered =
+            header.labels.iter().filter(|label| super::header::Label::is_numbered_nic(&label.name));
         if !legend.names.is_empty() && !numbered.all(named) && !text.ends_with('\n') {
             let Position { line, column } = Position::of(text, text.len());
             return Err(Error::EndsEarly { line, column, inside: Some("the legend of the NICs".to_owned()) });

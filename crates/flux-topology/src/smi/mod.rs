@@ -21,7 +21,8 @@ use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, Result, Source, Topo
 /// Reads the text.
 pub(crate) fn read(text: &str) -> Result<Topology> {
     let lines: Vec<Line> = text.lines().enumerate().map(|(index, text)| Line::new(index + 1, text)).collect();
-    let Some((header_index, header)) = lines.iter().enumerate().find_map(|(i, line)| Some((i, Header::read(line)?)))
+    let Some((header_index, header)) =
+        lines.iter().enumerate().find_map(|(i, line)| Some((i, Header::read(line)?)))
     else {
         return Err(crate::file::unknown("no line begins with the columns GPU0 GPU1 …"));
     };
@@ -40,6 +41,7 @@ fn rows<'a>(
 ) -> Result<(Vec<Option<Row>>, &'a [Line])> {
     let mut rows: Vec<Option<Row>> = header.labels.iter().map(|_| None).collect();
     let mut end = 0;
+    let mut glued = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let Some(first) = line.tokens.first() else { continue };
         let device = header.labels.iter().position(|label| label.name == first.text);
@@ -57,13 +59,25 @@ fn rows<'a>(
         if slot.is_some() {
             return Err(line.error(first.column, format!("a second row for {}; leave one", first.text)));
         }
-        *slot = Some(Row::read(header, line, warnings)?);
+        *slot = Some(Row::read(header, line, &mut glued)?);
         end = index + 1;
+    }
+    if let Some((line, column, text)) = glued.first() {
+        let more = match glued.len() {
+            1 => String::new(),
+            count => format!(", and so are {} more", count - 1),
+        };
+        warnings.push(format!("line {line}, column {column}: {text} is taken for several cells{more}"));
     }
     Ok((rows, lines.get(end..).unwrap_or_default()))
 }
 
-fn check_complete(header: &Header, rows: &[Option<Row>], text: &str, warnings: &mut Vec<String>) -> Result<()> {
+fn check_complete(
+    header: &Header,
+    rows: &[Option<Row>],
+    text: &str,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
     let last = rows.iter().flatten().max_by_key(|row| row.line);
     let (line, column) = last.map_or((header.line, 1), |row| (row.line, row.end_column));
     let missing: Vec<&Label> =
@@ -97,7 +111,12 @@ fn gpu_rows<'a>(header: &'a Header, rows: &'a [Option<Row>]) -> impl Iterator<It
     gpus.filter_map(|(index, _)| Some((index, rows.get(index)?.as_ref()?)))
 }
 
-fn build(header: &Header, rows: &[Option<Row>], legend: &Legend, mut warnings: Vec<String>) -> Result<Topology> {
+fn build(
+    header: &Header,
+    rows: &[Option<Row>],
+    legend: &Legend,
+    mut warnings: Vec<String>,
+) -> Result<Topology> {
     let gpus: Vec<(usize, &Row)> = gpu_rows(header, rows).collect();
     if gpus.is_empty() {
         return Err(Error::NoGpuInFile);
@@ -111,7 +130,8 @@ fn build(header: &Header, rows: &[Option<Row>], legend: &Legend, mut warnings: V
     for (position, &(index, _)) in gpus.iter().enumerate() {
         let name = header.labels.get(index).map_or("", |label| label.name.as_str());
         if name != format!("GPU{position}") {
-            warnings.push(format!("{name} is GPU {position} here: GPUs are numbered in the order of their rows"));
+            warnings
+                .push(format!("{name} is GPU {position} here: GPUs are numbered in the order of their rows"));
         }
     }
     let cell = |from: usize, to: usize| {
@@ -125,13 +145,16 @@ fn build(header: &Header, rows: &[Option<Row>], legend: &Legend, mut warnings: V
             let (Some(there), Some(back)) = (there, back) else { continue };
             if (from == to) != (there.kind == LinkKind::Local) {
                 let row = gpus.get(from).map_or((header.line, 1), |(_, row)| (row.line, row.end_column));
-                let reason = format!("the cell for GPU{to} in the row of GPU{from} is {there}; X is for a GPU itself");
+                let reason =
+                    format!("the cell for GPU{to} in the row of GPU{from} is {there}; X is for a GPU itself");
                 return Err(Error::BadMatrix { line: row.0, column: row.1, reason });
             }
             // One wire cannot be of two kinds: the worse of the two is the safe one.
-            let nearer = (there.kind, std::cmp::Reverse(there.nvlinks)) < (back.kind, std::cmp::Reverse(back.nvlinks));
+            let nearer =
+                (there.kind, std::cmp::Reverse(there.nvlinks)) < (back.kind, std::cmp::Reverse(back.nvlinks));
             if there != back && from < to {
-                warnings.push(format!("GPU{from} to GPU{to} is {there}, and {back} back; the further is taken"));
+                warnings
+                    .push(format!("GPU{from} to GPU{to} is {there}, and {back} back; the further is taken"));
             }
             links.push(if nearer { back } else { there });
         }
@@ -158,7 +181,8 @@ fn nics(header: &Header, gpus: &[(usize, &Row)], legend: &Legend) -> Vec<Nic> {
     let columns = header.labels.iter().enumerate().filter(|(_, label)| label.is_nic());
     columns
         .map(|(column, label)| {
-            let to_gpu = |(_, row): &(usize, &Row)| row.cells.get(column).map_or(LinkKind::Unknown, |cell| cell.kind);
+            let to_gpu =
+                |(_, row): &(usize, &Row)| row.cells.get(column).map_or(LinkKind::Unknown, |cell| cell.kind);
             let name = legend.name_of(&label.name).unwrap_or(&label.name);
             Nic { to_gpus: gpus.iter().map(to_gpu).collect(), ..Nic::new(name) }
         })

@@ -19,7 +19,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn read(header: &Header, line: &Line, warnings: &mut Vec<String>) -> Result<Row> {
+    /// Cells that are stuck together are taken apart, and noted in `glued` with their line and column.
+    pub(crate) fn read(header: &Header, line: &Line, glued: &mut Vec<(usize, usize, String)>) -> Result<Row> {
         let wanted = header.labels.len();
         let mut cells: Vec<Link> = Vec::new();
         let mut used = 1;
@@ -33,14 +34,15 @@ impl Row {
                     "{:?} stands where the {} is expected; a cell is X, NV#, PIX, PXB, PHB, NODE or SYS; the header \
                      names {wanted} devices",
                     token.text,
-                    header.labels.get(cells.len()).map_or_else(String::new, |l| format!("cell for {}", l.name)),
+                    header
+                        .labels
+                        .get(cells.len())
+                        .map_or_else(String::new, |l| format!("cell for {}", l.name)),
                 );
                 return Err(line.error(token.column, reason));
             }
             if found.len() > 1 {
-                let (number, column) = (line.number, token.column);
-                let count = found.len();
-                warnings.push(format!("line {number}, column {column}: {} is taken for {count} cells", token.text));
+                glued.push((line.number, token.column, token.text.clone()));
             }
             cells.extend(found);
             used += 1;
