@@ -1,8 +1,13 @@
 //! How fast the pairs of GPUs are, and who says so.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::{LinkKind, Topology};
+
+/// A kind of connection: more NVLinks come first.
+type Kind = (LinkKind, Reverse<u32>);
+type Pairs = Vec<(usize, usize)>;
 
 /// All pairs of GPUs that are connected in the same way.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,24 +26,23 @@ pub struct Bandwidth {
 impl Topology {
     /// The kinds of connections that there are between GPUs, nearest first, with what each carries.
     pub fn bandwidths(&self) -> Vec<Bandwidth> {
-        let mut kinds: BTreeMap<(LinkKind, std::cmp::Reverse<u32>), Vec<(usize, usize)>> = BTreeMap::new();
+        let mut kinds: BTreeMap<Kind, Pairs> = BTreeMap::new();
         let count = self.device_count();
         for (from, to) in (0..count).flat_map(|from| (from + 1..count).map(move |to| (from, to))) {
             if let Some(link) = self.link(from, to) {
-                kinds.entry((link.kind, std::cmp::Reverse(link.nvlinks))).or_default().push((from, to));
+                kinds.entry((link.kind, Reverse(link.nvlinks))).or_default().push((from, to));
             }
         }
-        let bandwidth =
-            |((kind, nvlinks), pairs): ((LinkKind, std::cmp::Reverse<u32>), Vec<(usize, usize)>)| {
-                let first = pairs.first().copied().unwrap_or_default();
-                let (gb_per_s, source) = match kind {
-                    LinkKind::NvLink => self.over_nvlink(nvlinks.0, first),
-                    LinkKind::Network => self.over_network(),
-                    _ => self.over_pcie(kind, first),
-                };
-                let symbol = self.link(first.0, first.1).map_or_else(String::new, |link| link.symbol());
-                Bandwidth { symbol, pairs, gb_per_s, source }
+        let bandwidth = |((kind, nvlinks), pairs): (Kind, Pairs)| {
+            let first = pairs.first().copied().unwrap_or_default();
+            let (gb_per_s, source) = match kind {
+                LinkKind::NvLink => self.over_nvlink(nvlinks.0, first),
+                LinkKind::Network => self.over_network(),
+                _ => self.over_pcie(kind, first),
             };
+            let symbol = self.link(first.0, first.1).map_or_else(String::new, |link| link.symbol());
+            Bandwidth { symbol, pairs, gb_per_s, source }
+        };
         kinds.into_iter().map(bandwidth).collect()
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::discover::{self, driver, nvml, sysfs};
 use crate::nccl::Element;
-use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, PciAddress, Result};
+use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, P2pStatus, PciAddress, Result};
 
 /// The GPUs that this process can use, and what connects each to each.
 ///
@@ -174,7 +174,7 @@ impl Topology {
         let devices = (0..machines).flat_map(copies).collect();
         let link = |from: usize, to: usize| match from / count == to / count {
             true => self.link(from % count, to % count).cloned().unwrap_or_else(Link::unknown),
-            false => Link::distance(LinkKind::Network),
+            false => Link::pcie(LinkKind::Network, P2pStatus::NotSupported),
         };
         let nic = |machine: usize, nic: &Nic| {
             let mut to_gpus = vec![LinkKind::Network; count * machines];
@@ -272,7 +272,6 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::P2pStatus;
 
     fn described(count: usize, link: impl FnMut(usize, usize) -> Link) -> Topology {
         Topology::new("test", vec![Device::new("GPU"); count], link)

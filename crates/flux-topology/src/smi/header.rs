@@ -65,7 +65,7 @@ impl Header {
         let mut header =
             Header { line: line.number, labels: Vec::new(), has_numa: false, warnings: Vec::new() };
         let words: Vec<&str> = line.tokens.iter().map(|token| token.text.as_str()).collect();
-        let tail = words.windows(2).position(|pair| is_affinity(pair)).unwrap_or(words.len());
+        let tail = words.windows(2).position(is_affinity).unwrap_or(words.len());
         for token in line.tokens.iter().take(tail) {
             let parts = split(&token.text);
             if parts.len() > 1 {
