@@ -330,9 +330,31 @@ pub(crate) enum ReportArgument {
 
 #[derive(Args)]
 pub(crate) struct TopoArguments {
-    /// Show this machine instead of the one here.
+    /// Show this machine instead of the one here; `list` lists them.
     #[arg(long, value_name = "NAME")]
     pub(crate) preset: Option<String>,
+    /// Show the machine that a file describes: NCCL's topology XML, or the text of `nvidia-smi topo -m`;
+    /// `-` is the standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    pub(crate) file: Option<std::path::PathBuf>,
+    /// Show so many of it, joined by a network.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) nodes: usize,
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = TopoFormat::Table)]
+    pub(crate) format: TopoFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub(crate) enum TopoFormat {
+    /// The matrix, and what follows from it in plain words.
+    Table,
+    /// Everything for a program.
+    Json,
+    /// What NCCL reads from NCCL_TOPO_FILE.
+    Xml,
+    /// A drawing.
+    Svg,
 }
 
 pub(crate) fn parse_ranks(text: &str) -> Result<usize, String> {

@@ -10,6 +10,8 @@ pub(crate) enum Error {
     Flux(#[from] flux::Error),
     #[error("{}", .0)]
     Topology(#[from] flux_topology::Error),
+    #[error("{path:?}: {source}")]
+    TopologyFile { path: PathBuf, source: flux_topology::Error },
     #[error("cannot {action} {path:?}: {source}; check the path and who may {action} there")]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path:?} is not a safetensors file: {reason}")]

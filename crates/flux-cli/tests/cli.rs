@@ -365,3 +365,63 @@ fn topo_knows_machines_by_name() {
     let errors = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.code() == Some(2) && errors.contains("h200-8-nvswitch"), "{errors}");
 }
+
+fn topology_case(file: &str) -> String {
+    format!("{}/../flux-topology/tests/cases/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn topo_reads_files_of_either_format() {
+    for file in ["oci-h100-8-dual-port-nics.xml", "h20-8-nvswitch-8nic-tabs.txt"] {
+        let ran = flux(&["topo", "--file", &topology_case(file), "--format", "json"]);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!((&json["order"], &json["nvswitch"]), (&"full-mesh".into(), &true.into()), "{file}");
+        assert_eq!((&json["gpus"][7]["numa"], &json["pairs"][0][7]), (&1.into(), &"NV18".into()), "{file}");
+    }
+    let ran = flux(&["topo", "--file", &topology_case("gpu5-uneven-numa.txt")]);
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(text.contains("order of AllGather and ReduceScatter: ring"), "{text}");
+    assert!(text.contains("different numbers of GPUs (4 + 1)"), "{text}");
+}
+
+#[test]
+fn topo_writes_what_others_read() {
+    let xml = flux(&["topo", "--preset", "dgx-1-v100", "--format", "xml"]);
+    assert!(xml.status.success() && xml.stdout.starts_with(b"<!--"));
+    let mut again = Command::new(env!("CARGO_BIN_EXE_flux"))
+        .args(["topo", "--file", "-", "--format", "json"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut again.stdin.take().unwrap(), &xml.stdout).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&again.wait_with_output().unwrap().stdout).unwrap();
+    assert_eq!((&json["pairs"][0][3], &json["pairs"][0][7]), (&"NV2".into(), &"SYS".into()));
+    let svg = flux(&["topo", "--preset", "gb200-nvl72", "--nodes", "2", "--format", "svg"]);
+    assert!(svg.status.success() && svg.stdout.starts_with(b"<svg"));
+    let list = flux(&["topo", "--preset", "list"]);
+    assert!(list.status.success() && String::from_utf8_lossy(&list.stdout).contains("gb200-nvl72"));
+}
+
+#[test]
+fn topo_says_what_is_wrong_with_a_file() {
+    let table = [
+        ("odd-truncated-v100-16-dgx2.txt", "rows missing for GPU5..GPU15"),
+        ("odd-truncated-h200-dump.xml", "line 53, column 1: the file ends early"),
+        ("odd-not-a-topology-graphs.xml", "not a topology file"),
+        ("not-there.xml", "cannot read"),
+    ];
+    for (file, want) in table {
+        let ran = flux(&["topo", "--file", &topology_case(file)]);
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(2) && ran.stdout.is_empty(), "{errors}");
+        assert!(errors.contains(file) && errors.contains(want), "{errors}");
+    }
+    for arguments in
+        [&["topo", "--preset", "dgx-2", "--nodes", "0"], &["topo", "--preset", "dgx-2", "--nodes", "1000000"]]
+    {
+        assert_eq!(flux(arguments).status.code(), Some(2));
+    }
+    assert_eq!(flux(&["topo", "--preset", "dgx-2", "--file", "x"]).status.code(), Some(2));
+}

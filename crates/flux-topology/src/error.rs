@@ -1,6 +1,7 @@
 //! What can go wrong when asking what a machine consists of.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// What can go wrong when asking what a machine consists of, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +43,93 @@ pub enum Error {
     BadPciAddress {
         /// The text.
         text: String,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {path:?}: {reason}; check the path and who may read there")]
+    CannotRead {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file is of no known format.
+    #[error(
+        "this is neither a topology file of NCCL nor the text of `nvidia-smi topo -m`: {reason}; write one of the \
+         two, with NCCL_TOPO_DUMP_FILE=topology.xml or with `nvidia-smi topo -m > topology.txt`"
+    )]
+    UnknownFormat {
+        /// What it looks like.
+        reason: String,
+    },
+    /// A file is cut off.
+    #[error(
+        "line {line}, column {column}: the file ends early{}; copy it again, whole",
+        inside.as_ref().map_or_else(String::new, |inside| format!(", inside of {inside}"))
+    )]
+    EndsEarly {
+        /// The line of its end, from 1.
+        line: usize,
+        /// The column of its end, from 1, in characters.
+        column: usize,
+        /// What is not finished.
+        inside: Option<String>,
+    },
+    /// A file is no XML, or not such as NCCL writes.
+    #[error("line {line}, column {column}: {reason}")]
+    BadXml {
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1, in characters.
+        column: usize,
+        /// What is wrong, and where it can be said, what would be right.
+        reason: String,
+    },
+    /// The XML is something else.
+    #[error(
+        "this is not a topology file: it holds <{found}>{}, and a topology file holds <system>; it is written with \
+         NCCL_TOPO_DUMP_FILE=topology.xml",
+        if found == "graphs" { ", the graphs that NCCL_GRAPH_DUMP_FILE writes" } else { "" }
+    )]
+    NotATopology {
+        /// The name of the outermost element.
+        found: String,
+    },
+    /// A text of `nvidia-smi topo -m` is damaged.
+    #[error("line {line}, column {column}: {reason}")]
+    BadMatrix {
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1, in characters.
+        column: usize,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A text of `nvidia-smi topo -m` lacks the rows of some devices.
+    #[error(
+        "line {line}, column {column}: rows missing for {}; copy the whole output, to the end of its legend",
+        missing.join(", ")
+    )]
+    RowsMissing {
+        /// The line where the rows end, from 1.
+        line: usize,
+        /// The column where they end, from 1, in characters.
+        column: usize,
+        /// The devices; runs of them as one, as in `GPU5..GPU15`.
+        missing: Vec<String>,
+    },
+    /// A file describes no GPU.
+    #[error("the file describes no GPU; write it on a machine with GPUs that this process may see")]
+    NoGpuInFile,
+    /// A cluster of no machines.
+    #[error("a cluster has at least one machine")]
+    NoMachines,
+    /// A cluster of too many machines.
+    #[error("{gpus} GPUs are more than the {most} that a topology may have; describe fewer machines")]
+    TooManyGpus {
+        /// How many there would be.
+        gpus: usize,
+        /// How many there may be.
+        most: usize,
     },
 }
 

@@ -53,6 +53,11 @@ impl Link {
         Link { kind, nvlinks: 0, p2p }
     }
 
+    /// Over PCIe or further, by a source that does not say whether peer access is possible.
+    pub(crate) fn distance(kind: LinkKind) -> Self {
+        Link { kind, ..Link::unknown() }
+    }
+
     /// The cell of the link matrix: `X`, `NV18`, `NV?` where nobody could count, `PIX`, `SYS`, ….
     pub fn symbol(&self) -> String {
         match self.kind {
@@ -81,6 +86,8 @@ pub enum LinkKind {
     NumaNode,
     /// `SYS`: the interconnect between NUMA nodes.
     System,
+    /// `NET`: the network between machines.
+    Network,
     /// `?`: nobody could tell. Treat it as the furthest.
     Unknown,
 }
@@ -96,6 +103,7 @@ impl LinkKind {
             LinkKind::HostBridge => "PHB",
             LinkKind::NumaNode => "NODE",
             LinkKind::System => "SYS",
+            LinkKind::Network => "NET",
             LinkKind::Unknown => "?",
         }
     }
@@ -110,6 +118,7 @@ impl LinkKind {
             LinkKind::HostBridge => "a PCIe host bridge",
             LinkKind::NumaNode => "several host bridges of one NUMA node",
             LinkKind::System => "the interconnect between NUMA nodes",
+            LinkKind::Network => "the network between machines",
             LinkKind::Unknown => "not known",
         }
     }
@@ -212,7 +221,7 @@ mod tests {
     #[test]
     fn nearer_is_less() {
         use LinkKind::*;
-        let order = [Local, NvLink, PcieSwitch, PcieSwitches, HostBridge, NumaNode, System, Unknown];
+        let order = [Local, NvLink, PcieSwitch, PcieSwitches, HostBridge, NumaNode, System, Network, Unknown];
         assert!(order.is_sorted());
     }
 

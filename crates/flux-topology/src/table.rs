@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::{Device, Link, LinkKind, Source, Topology};
+use crate::{Device, Link, LinkKind, Nic, Source, Topology};
 
 impl fmt::Display for Topology {
     /// The devices, the matrix of links, who can access whom, and the notes. Rows are where an access
@@ -11,16 +11,24 @@ impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.source())?;
         writeln!(f)?;
-        let header = ["GPU", "name", "PCI", "sm", "SMs", "memory", "NUMA"].map(str::to_owned).to_vec();
-        write_columns(f, std::iter::once(header).chain(self.devices().iter().map(device_row)))?;
-        if self.device_count() > 1 {
+        let header =
+            ["GPU", "name", "PCI", "sm", "SMs", "memory", "NUMA", "CPUs"].map(str::to_owned).to_vec();
+        let mut rows: Vec<Vec<String>> =
+            std::iter::once(header).chain(self.devices().iter().map(device_row)).collect();
+        if self.devices().iter().all(|device| device.cpus.is_none()) {
+            rows.iter_mut().for_each(|row| row.truncate(row.len().saturating_sub(1)));
+        }
+        write_columns(f, rows.into_iter())?;
+        if self.device_count() > 1 || !self.nics().is_empty() {
             write_links(f, self)?;
+        }
+        if self.device_count() > 1 {
             write_access(f, self)?;
         }
-        if !self.notes().is_empty() {
+        if !self.warnings().is_empty() {
             writeln!(f)?;
         }
-        self.notes().iter().try_for_each(|note| writeln!(f, "note: {note}"))
+        self.warnings().iter().try_for_each(|warning| writeln!(f, "warning: {warning}"))
     }
 }
 
@@ -36,6 +44,7 @@ impl fmt::Display for Source {
             }
             Source::Preset(name) => write!(f, "preset {name}"),
             Source::Described(name) => f.write_str(name),
+            Source::File(format) => write!(f, "{format}"),
         }
     }
 }
@@ -55,13 +64,15 @@ fn device_row(device: &Device) -> Vec<String> {
         known(device.sm_count),
         known(memory),
         known(device.numa_node),
+        device.cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
     ]
 }
 
 fn write_links(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
     writeln!(f)?;
-    write_matrix(f, topology, Link::symbol)?;
-    let kinds: BTreeSet<LinkKind> = links(topology).map(|(_, _, link)| link.kind).collect();
+    write_matrix(f, topology, topology.nics(), Link::symbol)?;
+    let to_cards = topology.nics().iter().flat_map(|nic| nic.to_gpus.iter().copied());
+    let kinds: BTreeSet<LinkKind> = links(topology).map(|(_, _, link)| link.kind).chain(to_cards).collect();
     let legend: Vec<String> = kinds
         .into_iter()
         .map(|kind| match kind {
@@ -69,7 +80,28 @@ fn write_links(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
             _ => format!("{} = {}", kind.symbol(), kind.meaning()),
         })
         .collect();
-    writeln!(f, "{}", legend.join("; "))
+    writeln!(f, "{}", legend.join("; "))?;
+    if topology.nics().is_empty() {
+        return Ok(());
+    }
+    writeln!(f)?;
+    topology.nics().iter().enumerate().try_for_each(|(index, nic)| writeln!(f, "NIC{index}: {}", card(nic)))
+}
+
+/// A card in a line: its name, its speed, what is near.
+fn card(nic: &Nic) -> String {
+    let mut text = nic.name.clone();
+    if let Some(megabits) = nic.megabits_per_s {
+        text += &format!(", {} Gb/s", megabits / 1000);
+    }
+    if nic.host > 0 {
+        text += &format!(", machine {}", nic.host);
+    }
+    let near: Vec<String> = nic.near().iter().map(|gpu| format!("GPU{gpu}")).collect();
+    match near.is_empty() {
+        true => text + ", near no GPU",
+        false => text + ", near " + &near.join(" "),
+    }
 }
 
 fn write_access(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
@@ -77,8 +109,11 @@ fn write_access(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result 
     if topology.all_p2p() {
         return writeln!(f, "peer access: every GPU to every other");
     }
+    if matches!(topology.source(), Source::File(_)) {
+        return writeln!(f, "peer access: the file does not say; NVLink implies it, PCIe does not");
+    }
     writeln!(f, "peer access, from row to column")?;
-    write_matrix(f, topology, |link| match link.kind {
+    write_matrix(f, topology, &[], |link| match link.kind {
         LinkKind::Local => link.symbol(),
         _ => link.p2p.access.symbol().to_owned(),
     })?;
@@ -102,14 +137,17 @@ fn links(topology: &Topology) -> impl Iterator<Item = (usize, usize, &Link)> {
 fn write_matrix(
     f: &mut fmt::Formatter<'_>,
     topology: &Topology,
+    nics: &[Nic],
     cell: impl Fn(&Link) -> String,
 ) -> fmt::Result {
     let count = topology.device_count();
     let label = |ordinal: usize| format!("GPU{ordinal}");
-    let header = std::iter::once(String::new()).chain((0..count).map(label)).collect();
+    let cards = (0..nics.len()).map(|index| format!("NIC{index}"));
+    let header = std::iter::once(String::new()).chain((0..count).map(label)).chain(cards).collect();
     let row = |from: usize| {
         let cells = (0..count).filter_map(|to| topology.link(from, to)).map(&cell);
-        std::iter::once(label(from)).chain(cells).collect()
+        let to_card = |nic: &Nic| nic.to_gpus.get(from).map_or("?", |kind| kind.symbol()).to_owned();
+        std::iter::once(label(from)).chain(cells).chain(nics.iter().map(to_card)).collect()
     };
     write_columns(f, std::iter::once(header).chain((0..count).map(row)))
 }
@@ -133,7 +171,7 @@ fn write_columns(f: &mut fmt::Formatter<'_>, rows: impl Iterator<Item = Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{DriverDevice, DriverFacts, combine};
+    use crate::discover::{DriverDevice, DriverFacts, SysfsFacts, combine};
     use crate::{P2pStatus, ProbeFailure};
 
     #[test]
@@ -210,8 +248,8 @@ this machine, CUDA 12.8
 GPU  name         PCI  sm  SMs  memory  NUMA
 0    NVIDIA H200  ?    ?   ?    ?       ?
 
-note: NVML: cannot open (tried libx.so); what connects the GPUs is not known, only who can access whom
+warning: NVML: cannot open (tried libx.so); what connects the GPUs is not known, only who can access whom
 ";
-        assert_eq!(combine(Ok(driver), Err(nvml)).unwrap().to_string(), want);
+        assert_eq!(combine(Ok(driver), Err(nvml), SysfsFacts::default()).unwrap().to_string(), want);
     }
 }

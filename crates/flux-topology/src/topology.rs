@@ -1,7 +1,10 @@
 //! The GPUs of a machine and the matrix of what connects them.
 
-use crate::discover::{self, driver, nvml};
-use crate::{Device, Link, LinkKind, Result};
+use std::path::Path;
+
+use crate::discover::{self, driver, nvml, sysfs};
+use crate::nccl::Element;
+use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, P2pStatus, PciAddress, Result};
 
 /// The GPUs that this process can use, and what connects each to each.
 ///
@@ -11,8 +14,23 @@ pub struct Topology {
     devices: Vec<Device>,
     /// Row by row: `links[from * devices.len() + to]`.
     links: Vec<Link>,
+    nvswitch: Option<bool>,
+    nics: Vec<Nic>,
+    unclassified: Vec<Unclassified>,
     source: Source,
-    notes: Vec<String>,
+    warnings: Vec<String>,
+    /// The NCCL topology file that this was read from, so that nothing of it is lost when it is written again.
+    nccl: Option<Element>,
+}
+
+/// A PCI device of a topology file that does not say what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unclassified {
+    /// Where it sits on PCI.
+    pub pci: PciAddress,
+    /// The host's NUMA node that is nearest.
+    pub numa_node: Option<u32>,
 }
 
 /// Where a topology comes from.
@@ -31,14 +49,17 @@ pub enum Source {
     Preset(&'static str),
     /// [`Topology::new`] under this name.
     Described(String),
+    /// A text of this format: [`Topology::parse`], [`Topology::read`].
+    File(FileFormat),
 }
 
 impl Topology {
-    /// Asks this machine: the CUDA driver for the devices and for peer access, NVML for the connections.
+    /// Asks this machine: the CUDA driver for the devices and for peer access, NVML for the connections, and the
+    /// operating system's `/sys` for network cards, CPUs, and what the other two left open.
     ///
-    /// Device `i` is the CUDA driver's device `i`, so `CUDA_VISIBLE_DEVICES` applies. The two are joined by
-    /// PCI address. Where one of the two does not answer, what the other says stands, and
-    /// [`notes`](Topology::notes) say what is missing. Nothing here creates a CUDA context or allocates on a
+    /// Device `i` is the CUDA driver's device `i`, so `CUDA_VISIBLE_DEVICES` applies. The three are joined by
+    /// PCI address. Where one of the libraries does not answer, what the other says stands, and
+    /// [`warnings`](Topology::warnings) say what is missing, and where sources disagree. Nothing here creates a CUDA context or allocates on a
     /// GPU, but the CUDA driver is initialised, so call it after a fork, not before.
     ///
     /// # Errors
@@ -46,7 +67,15 @@ impl Topology {
     /// [`Error::NoDevice`](crate::Error::NoDevice) where there is no GPU for this process:
     /// [`Error::is_no_gpu`](crate::Error::is_no_gpu) holds for both.
     pub fn discover() -> Result<Topology> {
-        discover::combine(driver::probe(), nvml::probe())
+        Topology::discover_below(Path::new("/sys"))
+    }
+
+    /// [`discover`](Topology::discover) with the operating system's answers from another folder than `/sys`.
+    ///
+    /// # Errors
+    /// As for [`discover`](Topology::discover).
+    pub fn discover_below(sys: &Path) -> Result<Topology> {
+        discover::combine(driver::probe(), nvml::probe(), sysfs::probe(sys))
     }
 
     /// A machine that is described rather than found, for planning and for simulation.
@@ -62,7 +91,7 @@ impl Topology {
 
     pub(crate) fn with_source(
         source: Source,
-        notes: Vec<String>,
+        warnings: Vec<String>,
         mut devices: Vec<Device>,
         mut link: impl FnMut(usize, usize) -> Link,
     ) -> Topology {
@@ -72,7 +101,90 @@ impl Topology {
         }
         let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
         let links = pairs.map(|(from, to)| if from == to { Link::local() } else { link(from, to) }).collect();
-        Topology { devices, links, source, notes }
+        Topology {
+            devices,
+            links,
+            nvswitch: None,
+            nics: Vec::new(),
+            unclassified: Vec::new(),
+            source,
+            warnings,
+            nccl: None,
+        }
+    }
+
+    /// The same with these network cards. Each one's [`to_gpus`](Nic::to_gpus) is made as long as there are
+    /// GPUs: what is missing is not known.
+    #[must_use]
+    pub fn with_nics(mut self, nics: Vec<Nic>) -> Topology {
+        self.nics = nics;
+        for nic in &mut self.nics {
+            nic.to_gpus.resize(self.devices.len(), LinkKind::Unknown);
+        }
+        self
+    }
+
+    /// The same with this answer to whether its NVLinks go through NVSwitches.
+    #[must_use]
+    pub fn with_nvswitch(mut self, nvswitch: Option<bool>) -> Topology {
+        self.nvswitch = nvswitch;
+        self
+    }
+
+    pub(crate) fn with_unclassified(mut self, unclassified: Vec<Unclassified>) -> Topology {
+        self.unclassified = unclassified;
+        self
+    }
+
+    pub(crate) fn with_more_warnings(mut self, warnings: Vec<String>) -> Topology {
+        self.warnings.extend(warnings);
+        self
+    }
+
+    pub(crate) fn with_nccl(mut self, system: Element) -> Topology {
+        self.nccl = Some(system);
+        self
+    }
+
+    pub(crate) fn nccl(&self) -> Option<&Element> {
+        self.nccl.as_ref()
+    }
+
+    /// So many machines like this one, joined by a network: the GPUs of the first come first.
+    ///
+    /// # Errors
+    /// [`Error::NoMachines`] for none, [`Error::TooManyGpus`] where there would be more than 4096 GPUs.
+    pub fn replicated(&self, machines: usize) -> Result<Topology> {
+        const MOST: usize = 4096;
+        let count = self.devices.len();
+        match machines {
+            0 => return Err(Error::NoMachines),
+            1 => return Ok(self.clone()),
+            _ if count.saturating_mul(machines) > MOST => {
+                return Err(Error::TooManyGpus { gpus: count.saturating_mul(machines), most: MOST });
+            }
+            _ => {}
+        }
+        let hosts = self.host_count();
+        let copies = |machine: usize| {
+            self.devices
+                .iter()
+                .map(move |device| Device { host: device.host + machine * hosts, ..device.clone() })
+        };
+        let devices = (0..machines).flat_map(copies).collect();
+        let link = |from: usize, to: usize| match from / count == to / count {
+            true => self.link(from % count, to % count).cloned().unwrap_or_else(Link::unknown),
+            false => Link::pcie(LinkKind::Network, P2pStatus::NotSupported),
+        };
+        let nic = |machine: usize, nic: &Nic| {
+            let mut to_gpus = vec![LinkKind::Network; count * machines];
+            let own = to_gpus.iter_mut().skip(machine * count).zip(&nic.to_gpus);
+            own.for_each(|(to, &kind)| *to = kind);
+            Nic { host: nic.host + machine * hosts, to_gpus, ..nic.clone() }
+        };
+        let nics = (0..machines).flat_map(|machine| self.nics.iter().map(move |card| nic(machine, card)));
+        let topology = Topology::with_source(self.source.clone(), self.warnings.clone(), devices, link);
+        Ok(topology.with_nvswitch(self.nvswitch).with_nics(nics.collect()))
     }
 
     /// The GPUs; the index is the CUDA driver's ordinal.
@@ -90,9 +202,33 @@ impl Topology {
         &self.source
     }
 
-    /// What could not be found out, and why: one sentence each. Empty for presets and descriptions.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    /// What could not be found out and why, where sources disagree and whose word was taken, what was odd about a
+    /// file and how it was understood: one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Whether the NVLinks go through NVSwitches, so that a GPU has the bandwidth of all its links to any one
+    /// peer, and shares it among all. `Some(false)` where links are direct or there are none; `None` where it
+    /// is not known.
+    pub fn nvswitch(&self) -> Option<bool> {
+        self.nvswitch
+    }
+
+    /// The network cards, port by port.
+    pub fn nics(&self) -> &[Nic] {
+        &self.nics
+    }
+
+    /// Devices of a topology file that does not say what they are, and so may be GPUs or network cards.
+    pub fn unclassified(&self) -> &[Unclassified] {
+        &self.unclassified
+    }
+
+    /// How many machines the GPUs are in: 1, but for described clusters.
+    pub fn host_count(&self) -> usize {
+        let hosts = self.devices.iter().map(|device| device.host).chain(self.nics.iter().map(|nic| nic.host));
+        hosts.max().map_or(1, |last| last.saturating_add(1))
     }
 
     /// What connects `from` to `to`; `None` where there is no such device.
@@ -136,7 +272,6 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::P2pStatus;
 
     fn described(count: usize, link: impl FnMut(usize, usize) -> Link) -> Topology {
         Topology::new("test", vec![Device::new("GPU"); count], link)

@@ -1,22 +1,28 @@
-//! One topology out of what the CUDA driver says and what NVML says.
+//! One topology out of what the CUDA driver, NVML and the operating system say.
 
 use std::collections::BTreeMap;
 
+use super::disagree::{self, Sides};
 use super::{DriverDevice, DriverFacts, DriverPair, NvLinkEnd, NvmlDevice, NvmlFacts, NvmlPair};
-use crate::{Device, Error, Link, LinkKind, P2p, P2pStatus, ProbeFailure, Result, Source, Topology};
+use super::{SysfsDevice, SysfsFacts};
+use crate::{Device, Error, Link, LinkKind, Nic, P2p, P2pStatus, PciAddress, ProbeFailure, Result};
+use crate::{Source, Topology};
 
 /// Makes a topology of the facts.
 ///
 /// The CUDA driver decides which devices there are and in which order, and whether peer access is possible:
 /// it is the one that will be asked to do it. NVML decides what connects them. A device is found in NVML by its
 /// PCI address, never by its index: NVML counts all GPUs of the machine, in another order. Without the CUDA
-/// driver, NVML's devices stand in its own order.
+/// driver, NVML's devices stand in its own order. `/sys` says which network cards and CPUs are near, and how far
+/// GPUs are apart where NVML does not. Where sources disagree, the driver's word goes first and NVML's second, and
+/// a warning says so.
 ///
 /// # Errors
 /// [`Error::NoDriver`] where both failed, [`Error::NoDevice`] where the one that decides shows no device.
 pub fn combine(
     driver: Result<DriverFacts, ProbeFailure>,
     nvml: Result<NvmlFacts, ProbeFailure>,
+    sysfs: SysfsFacts,
 ) -> Result<Topology> {
     let mut notes = Vec::new();
     let in_machine = nvml.as_ref().ok().map(|facts| facts.devices.len());
@@ -64,13 +70,26 @@ pub fn combine(
         }
     }
 
-    let sides = Sides { nvml: &nvml, nvml_index: &nvml_index, driver_pairs: &driver_pairs };
-    let merged = devices
+    let pci_of = |ordinal: usize| {
+        let nvml_pci =
+            nvml_index.get(ordinal).copied().flatten().and_then(|index| nvml.devices.get(index)?.pci);
+        devices.get(ordinal).and_then(|device: &DriverDevice| device.pci).or(nvml_pci)
+    };
+    let pci: Vec<Option<PciAddress>> = (0..devices.len()).map(pci_of).collect();
+    let sides =
+        Sides { nvml: &nvml, nvml_index: &nvml_index, driver_pairs: &driver_pairs, sysfs: &sysfs, pci: &pci };
+    notes.extend(disagree::numa_nodes(&sides, &devices));
+    let merged: Vec<Device> = devices
         .into_iter()
         .enumerate()
-        .map(|(ordinal, device)| merge(device, sides.nvml_device(ordinal)))
+        .map(|(ordinal, device)| merge(device, sides.nvml_device(ordinal), sides.sysfs_device(ordinal)))
         .collect();
-    Ok(Topology::with_source(source, notes, merged, |from, to| sides.link(from, to)))
+    let count = merged.len();
+    let nvswitch = if nvml_answers { sides.nvswitch(count) } else { None };
+    let topology = Topology::with_source(source, notes, merged, |from, to| sides.link(from, to));
+    let warnings = disagree::pairs(&sides, &topology);
+    let nics = sysfs.nics.iter().map(|nic| sides.nic(nic, count)).collect();
+    Ok(topology.with_nvswitch(nvswitch).with_nics(nics).with_more_warnings(warnings))
 }
 
 fn find(nvml: &NvmlFacts, device: &DriverDevice) -> Option<usize> {
@@ -79,38 +98,24 @@ fn find(nvml: &NvmlFacts, device: &DriverDevice) -> Option<usize> {
 }
 
 /// What the driver says of a device is what this process gets of it, so it goes first.
-fn merge(driver: DriverDevice, nvml: Option<&NvmlDevice>) -> Device {
+fn merge(driver: DriverDevice, nvml: Option<&NvmlDevice>, sysfs: Option<&SysfsDevice>) -> Device {
     let unknown = NvmlDevice::default();
     let nvml = nvml.unwrap_or(&unknown);
     Device {
+        cpus: sysfs.and_then(|device| device.cpus.clone()),
+        bridges: sysfs.map(SysfsDevice::switches).unwrap_or_default(),
+        pcie: sysfs.and_then(|device| device.pcie),
         uuid: nvml.uuid.clone(),
         pci: driver.pci.or(nvml.pci),
         compute_capability: driver.compute_capability.or(nvml.compute_capability),
         sm_count: driver.sm_count.or(nvml.sm_count),
         memory_bytes: driver.memory_bytes.or(nvml.memory_bytes),
-        numa_node: driver.numa_node.or(nvml.numa_node),
+        numa_node: driver.numa_node.or(nvml.numa_node).or_else(|| sysfs?.numa_node),
         ..Device::new(driver.name.or_else(|| nvml.name.clone()).unwrap_or_else(|| "unnamed GPU".to_owned()))
     }
 }
 
-/// Both libraries' facts, addressed by ordinal.
-struct Sides<'a> {
-    nvml: &'a NvmlFacts,
-    nvml_index: &'a [Option<usize>],
-    driver_pairs: &'a BTreeMap<(usize, usize), DriverPair>,
-}
-
 impl Sides<'_> {
-    fn nvml_device(&self, ordinal: usize) -> Option<&NvmlDevice> {
-        self.nvml.devices.get((*self.nvml_index.get(ordinal)?)?)
-    }
-
-    fn nvml_pair(&self, from: usize, to: usize) -> NvmlPair {
-        let index = |ordinal: usize| self.nvml_index.get(ordinal).copied().flatten();
-        let key = index(from).zip(index(to));
-        key.and_then(|key| self.nvml.pairs.get(&key)).cloned().unwrap_or_default()
-    }
-
     fn link(&self, from: usize, to: usize) -> Link {
         let (there, back) = (self.nvml_pair(from, to), self.nvml_pair(to, from));
         // A wire has two ends: what one of them says about it holds for both.
@@ -122,10 +127,48 @@ impl Sides<'_> {
         let kind = if nvlinks > 0 || over_nvlink.is_ok() {
             LinkKind::NvLink
         } else {
-            there.ancestor.max(back.ancestor).unwrap_or(LinkKind::Unknown)
+            let seen = there.ancestor.max(back.ancestor);
+            seen.or_else(|| self.sysfs_distance(from, to)).unwrap_or(LinkKind::Unknown)
         };
         let driver = self.driver_pairs.get(&(from, to)).cloned().unwrap_or_default();
         Link { kind, nvlinks, p2p: p2p(&driver, &there) }
+    }
+
+    /// Whether NVLinks lead to switches. Where far ends are hidden, more links to all peers together than there
+    /// are on the GPU must be the same ones.
+    fn nvswitch(&self, count: usize) -> Option<bool> {
+        let ends: Vec<NvLinkEnd> = (0..count)
+            .filter_map(|ordinal| self.nvml_device(ordinal))
+            .flat_map(|device| device.nvlinks.iter().copied())
+            .collect();
+        if ends.contains(&NvLinkEnd::Switch) {
+            return Some(true);
+        }
+        if !ends.contains(&NvLinkEnd::Hidden) {
+            return Some(false);
+        }
+        let shared = (0..count).any(|from| {
+            let links: u32 = (0..count).filter(|&to| to != from).map(|to| self.link(from, to).nvlinks).sum();
+            self.nvml_device(from).is_some_and(|device| links as usize > device.nvlinks.len())
+        });
+        shared.then_some(true)
+    }
+
+    fn nic(&self, nic: &super::SysfsNic, count: usize) -> Nic {
+        let device = nic.pci.and_then(|pci| self.sysfs.devices.get(&pci));
+        let to_gpu = |ordinal: usize| {
+            let ends = device.zip(self.sysfs_device(ordinal));
+            ends.map_or(LinkKind::Unknown, |(nic, gpu)| nic.distance(gpu))
+        };
+        Nic {
+            pci: nic.pci,
+            bridges: device.map(SysfsDevice::switches).unwrap_or_default(),
+            numa_node: device.and_then(|device| device.numa_node),
+            port: nic.port,
+            megabits_per_s: nic.megabits_per_s,
+            to_gpus: (0..count).map(to_gpu).collect(),
+            ..Nic::new(&nic.name)
+        }
     }
 }
 

@@ -73,8 +73,8 @@ const EIGHT: [u8; 8] = [0x1b, 0x2a, 0x3a, 0x5d, 0x9a, 0xab, 0xba, 0xdb];
 
 #[test]
 fn eight_behind_nvswitch() {
-    let topology = combine(Ok(driver(&EIGHT)), Ok(nvml(&EIGHT))).unwrap();
-    assert!(topology.is_full_mesh() && topology.notes().is_empty());
+    let topology = combine(Ok(driver(&EIGHT)), Ok(nvml(&EIGHT)), SysfsFacts::default()).unwrap();
+    assert!(topology.is_full_mesh() && topology.warnings().is_empty());
     assert_eq!(topology.link(0, 7).unwrap().to_string(), "NV18");
     let numa: Vec<_> = topology.devices().iter().map(|device| device.numa_node.unwrap()).collect();
     assert_eq!(numa, [0, 0, 0, 0, 1, 1, 1, 1]);
@@ -87,17 +87,17 @@ fn ordinals_are_the_drivers() {
     // CUDA_VISIBLE_DEVICES=5,2: other devices, in another order.
     let mut facts = nvml(&EIGHT);
     facts.devices[5].nvlinks.truncate(17);
-    let topology = combine(Ok(driver(&[EIGHT[5], EIGHT[2]])), Ok(facts)).unwrap();
+    let topology = combine(Ok(driver(&[EIGHT[5], EIGHT[2]])), Ok(facts), SysfsFacts::default()).unwrap();
     let uuids: Vec<_> = topology.devices().iter().map(|device| device.uuid.clone().unwrap()).collect();
     assert_eq!(uuids, ["GPU-ab", "GPU-3a"]);
     assert_eq!(topology.devices()[1].ordinal, 1);
     assert_eq!(topology.link(0, 1).unwrap().nvlinks, 17);
-    assert!(topology.notes().is_empty());
+    assert!(topology.warnings().is_empty());
 }
 
 #[test]
 fn one_gpu() {
-    let topology = combine(Ok(driver(&[5])), Ok(nvml(&[5]))).unwrap();
+    let topology = combine(Ok(driver(&[5])), Ok(nvml(&[5])), SysfsFacts::default()).unwrap();
     assert_eq!(topology.device_count(), 1);
     assert!(topology.is_full_mesh());
     assert_eq!(topology.link(0, 0), Some(&Link::local()));
@@ -105,27 +105,32 @@ fn one_gpu() {
 
 #[test]
 fn without_nvml_the_driver_stands() {
-    let topology = combine(Ok(driver(&[1, 2])), Err(failure("NVML"))).unwrap();
+    let topology = combine(Ok(driver(&[1, 2])), Err(failure("NVML")), SysfsFacts::default()).unwrap();
     assert!(topology.all_p2p() && !topology.is_full_mesh());
     let link = topology.link(0, 1).unwrap();
     assert_eq!((link.kind, link.nvlinks), (LinkKind::Unknown, 0));
     assert_eq!(link.p2p.atomics, P2pStatus::Ok);
     assert_eq!(topology.source(), &Source::Discovered { cuda: Some(13000), driver: None });
-    assert_eq!(topology.notes().len(), 1);
-    assert!(topology.notes()[0].contains("libNVML.so.1"), "{:?}", topology.notes());
+    assert_eq!(topology.warnings().len(), 1);
+    assert!(topology.warnings()[0].contains("libNVML.so.1"), "{:?}", topology.warnings());
 }
 
 #[test]
 fn without_the_driver_nvml_stands() {
-    let topology = combine(Err(failure("CUDA driver")), Ok(nvml(&EIGHT))).unwrap();
+    let topology = combine(Err(failure("CUDA driver")), Ok(nvml(&EIGHT)), SysfsFacts::default()).unwrap();
     assert!(topology.is_full_mesh());
     assert_eq!(topology.devices()[3].sm_count, Some(132));
-    assert!(topology.notes()[0].contains("CUDA_VISIBLE_DEVICES is not applied"), "{:?}", topology.notes());
+    assert!(
+        topology.warnings()[0].contains("CUDA_VISIBLE_DEVICES is not applied"),
+        "{:?}",
+        topology.warnings()
+    );
 }
 
 #[test]
 fn nobody_answers() {
-    let error = combine(Err(failure("CUDA driver")), Err(failure("NVML"))).unwrap_err();
+    let error =
+        combine(Err(failure("CUDA driver")), Err(failure("NVML")), SysfsFacts::default()).unwrap_err();
     assert!(matches!(error, Error::NoDriver { .. }) && error.is_no_gpu());
 }
 
@@ -137,19 +142,19 @@ fn nothing_to_see() {
         (Err(failure("CUDA driver")), Ok(nvml(&[])), Some(0)),
     ];
     for (driver, nvml, in_machine) in cases {
-        assert_eq!(combine(driver, nvml), Err(Error::NoDevice { in_machine }));
+        assert_eq!(combine(driver, nvml, SysfsFacts::default()), Err(Error::NoDevice { in_machine }));
     }
 }
 
 #[test]
 fn a_device_that_nvml_does_not_have() {
-    let topology = combine(Ok(driver(&[1, 2, 3])), Ok(nvml(&[1, 2]))).unwrap();
+    let topology = combine(Ok(driver(&[1, 2, 3])), Ok(nvml(&[1, 2])), SysfsFacts::default()).unwrap();
     assert_eq!(topology.link(0, 1).unwrap().nvlinks, 18);
     assert_eq!(topology.link(0, 2).unwrap().kind, LinkKind::Unknown);
     assert!(topology.can_access(0, 2));
     assert_eq!(topology.devices()[2].uuid, None);
-    assert_eq!(topology.notes().len(), 1);
-    assert!(topology.notes()[0].starts_with("GPU 2 is not among NVML's"), "{:?}", topology.notes());
+    assert_eq!(topology.warnings().len(), 1);
+    assert!(topology.warnings()[0].starts_with("GPU 2 is not among NVML's"), "{:?}", topology.warnings());
 }
 
 #[test]
@@ -158,7 +163,7 @@ fn a_device_without_pci_address_is_not_guessed() {
     facts.devices[0].pci = None;
     let mut other = nvml(&[1, 2]);
     other.devices[0].pci = None;
-    let topology = combine(Ok(facts), Ok(other)).unwrap();
+    let topology = combine(Ok(facts), Ok(other), SysfsFacts::default()).unwrap();
     assert_eq!(topology.devices()[0].uuid, None);
     assert_eq!(topology.link(0, 1).unwrap().kind, LinkKind::Unknown);
 }
@@ -171,7 +176,7 @@ fn every_field_of_nvml_failed() {
     }
     facts.pairs.clear();
     facts.driver_version = None;
-    let topology = combine(Ok(driver(&[1, 2])), Ok(facts)).unwrap();
+    let topology = combine(Ok(driver(&[1, 2])), Ok(facts), SysfsFacts::default()).unwrap();
     assert!(topology.all_p2p());
     assert_eq!(topology.link(0, 1).unwrap().kind, LinkKind::Unknown);
     assert_eq!(topology.devices()[1].name, "NVIDIA H200");
@@ -185,7 +190,7 @@ fn every_field_of_the_driver_failed() {
     }
     facts.pairs.clear();
     facts.version = None;
-    let topology = combine(Ok(facts), Ok(nvml(&[1, 2]))).unwrap();
+    let topology = combine(Ok(facts), Ok(nvml(&[1, 2])), SysfsFacts::default()).unwrap();
     assert!(topology.is_full_mesh());
     assert_eq!(topology.devices()[1].memory_bytes, Some(151 << 30));
 }
@@ -218,7 +223,8 @@ fn nvlinks() {
         facts.devices[0].nvlinks = a.to_vec();
         facts.devices[1].nvlinks = b.to_vec();
         facts.pairs.values_mut().for_each(|pair| pair.nvlink = over_nvlink);
-        let topology = combine(Result::Ok(driver(&[1, 2])), Result::Ok(facts)).unwrap();
+        let topology =
+            combine(Result::Ok(driver(&[1, 2])), Result::Ok(facts), SysfsFacts::default()).unwrap();
         for (from, to) in [(0, 1), (1, 0)] {
             let link = topology.link(from, to).unwrap();
             assert_eq!((link.nvlinks, link.to_string().as_str()), (number, symbol), "row {row}");
@@ -257,7 +263,7 @@ fn access_can_be_one_way() {
     facts.pairs.remove(&(1, 0));
     let mut other = nvml(&[1, 2]);
     other.pairs.get_mut(&(1, 0)).unwrap().write = P2pStatus::ChipsetNotSupported;
-    let topology = combine(Ok(facts), Ok(other)).unwrap();
+    let topology = combine(Ok(facts), Ok(other), SysfsFacts::default()).unwrap();
     assert!(topology.can_access(0, 1) && !topology.can_access(1, 0));
 }
 
@@ -267,7 +273,7 @@ fn pairs_of_devices_that_do_not_exist_are_ignored() {
     facts.pairs.insert((7, usize::MAX), DriverPair::default());
     let mut other = nvml(&[1, 2]);
     other.pairs.insert((9, 9), NvmlPair::default());
-    assert!(combine(Ok(facts), Ok(other)).unwrap().is_full_mesh());
+    assert!(combine(Ok(facts), Ok(other), SysfsFacts::default()).unwrap().is_full_mesh());
 }
 
 fn status() -> impl Strategy<Value = P2pStatus> {
@@ -310,7 +316,7 @@ proptest! {
             device.nvlinks = ends;
         }
         facts.pairs = said;
-        let topology = combine(Ok(driver(&visible)), Ok(facts)).unwrap();
+        let topology = combine(Ok(driver(&visible)), Ok(facts), SysfsFacts::default()).unwrap();
         prop_assert_eq!(topology.device_count(), visible.len());
         for from in 0..visible.len() {
             prop_assert_eq!(topology.link(from, from), Some(&Link::local()));

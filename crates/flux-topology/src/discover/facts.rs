@@ -1,8 +1,8 @@
-//! What the CUDA driver and NVML each say, unjudged. A field that could not be read is `None`.
+//! What the CUDA driver, NVML and the operating system each say, unjudged. A field that could not be read is `None`.
 
 use std::collections::BTreeMap;
 
-use crate::{ComputeCapability, LinkKind, P2pStatus, PciAddress};
+use crate::{ComputeCapability, CpuList, LinkKind, P2pStatus, PciAddress, PcieRate};
 
 /// What the CUDA driver says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,4 +107,45 @@ pub struct NvmlPair {
     pub atomics: P2pStatus,
     /// Whether that goes over NVLink.
     pub nvlink: P2pStatus,
+}
+
+/// What Linux shows below `/sys`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SysfsFacts {
+    /// All PCI devices of the machine, or of what a container shows of it.
+    pub devices: BTreeMap<PciAddress, SysfsDevice>,
+    /// The network cards.
+    pub nics: Vec<SysfsNic>,
+}
+
+/// What Linux shows of one PCI device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SysfsDevice {
+    /// The host bridge, as in `pci0000:16`.
+    pub host_bridge: String,
+    /// All bridges above it, from the root down.
+    pub bridges: Vec<PciAddress>,
+    /// What it is: 0x030200 for most GPUs.
+    pub class: Option<u32>,
+    /// Whose it is: 0x10de for NVIDIA.
+    pub vendor: Option<u32>,
+    /// The nearest NUMA node. In a virtual machine it is often unknown.
+    pub numa_node: Option<u32>,
+    /// The nearest CPUs.
+    pub cpus: Option<CpuList>,
+    /// The fastest that its connection can be.
+    pub pcie: Option<PcieRate>,
+}
+
+/// What Linux shows of one port of a network card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SysfsNic {
+    /// `mlx5_0`, `eth0`; with `:` and its number where a device has several ports.
+    pub name: String,
+    /// Where it sits on PCI.
+    pub pci: Option<PciAddress>,
+    /// The number of the port.
+    pub port: Option<u32>,
+    /// Its speed in 10⁶ bits per second.
+    pub megabits_per_s: Option<u64>,
 }

@@ -1,0 +1,251 @@
+//! In which order ranks should exchange their shards, by what connects them.
+
+use std::fmt;
+
+use crate::{Link, LinkKind, NumaBasis, NumaGroups, Topology, ring};
+
+/// The class of orders in which ranks exchange their shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommunicationOrder {
+    /// `full-mesh`: all peers at once, each rank starting with the one after itself.
+    FullMesh,
+    /// `ring`: each rank passes on to its neighbour what it got from the other.
+    Ring,
+    /// `two-level`: rings (or meshes) within groups, and each shard crosses between two groups once.
+    TwoLevel,
+    /// `none`: there is nobody to exchange with.
+    None,
+}
+
+impl CommunicationOrder {
+    /// `full-mesh`, `ring`, `two-level` or `none`.
+    pub fn name(self) -> &'static str {
+        match self {
+            CommunicationOrder::FullMesh => "full-mesh",
+            CommunicationOrder::Ring => "ring",
+            CommunicationOrder::TwoLevel => "two-level",
+            CommunicationOrder::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for CommunicationOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The order that fits a topology, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OrderChoice {
+    /// The class of orders.
+    pub order: CommunicationOrder,
+    /// The GPUs that belong together, ascending: by machine or NUMA node; one group for a full mesh.
+    pub groups: Vec<Vec<usize>>,
+    /// All GPUs as they stand in a ring: group by group, neighbours as near as can be.
+    pub sequence: Vec<usize>,
+    /// A ring that uses only pairs with the most NVLinks, where there is one and not every pair has NVLink.
+    pub strongest_ring: Option<Vec<usize>>,
+    /// Why, in plain words.
+    pub reason: String,
+    all_gather: &'static str,
+    reduce_scatter: &'static str,
+}
+
+impl OrderChoice {
+    /// What an AllGather does in this order, in plain words.
+    pub fn all_gather(&self) -> &'static str {
+        self.all_gather
+    }
+
+    /// What a ReduceScatter does in this order, in plain words.
+    pub fn reduce_scatter(&self) -> &'static str {
+        self.reduce_scatter
+    }
+}
+
+impl Topology {
+    /// The order in which ranks on these GPUs, one on each, should exchange their shards.
+    ///
+    /// A full mesh where every two GPUs are connected by NVLink and no peer access is denied; else two levels
+    /// where the GPUs are of several machines, or of exactly two NUMA nodes, with equally many in each; else a
+    /// ring in the order of the NUMA nodes.
+    pub fn order(&self) -> OrderChoice {
+        let numa = self.numa_groups();
+        let (order, groups, reason) = match self.device_count() {
+            0 => (CommunicationOrder::None, Vec::new(), "there is no GPU".to_owned()),
+            1 => (
+                CommunicationOrder::None,
+                vec![vec![0]],
+                "there is one GPU, and nobody to talk to".to_owned(),
+            ),
+            _ => self.choose(&numa),
+        };
+        let sequence = match order {
+            CommunicationOrder::FullMesh => (0..self.device_count()).collect(),
+            _ => ring::sequence(self, if self.host_count() > 1 { &numa.groups } else { &groups }),
+        };
+        let strongest_ring = match order {
+            CommunicationOrder::Ring | CommunicationOrder::TwoLevel => ring::strongest(self),
+            _ => None,
+        };
+        let (all_gather, reduce_scatter) = self.in_words(order, &groups);
+        OrderChoice { order, groups, sequence, strongest_ring, reason, all_gather, reduce_scatter }
+    }
+
+    fn choose(&self, numa: &NumaGroups) -> (CommunicationOrder, Vec<Vec<usize>>, String) {
+        let count = self.device_count();
+        let fast = |link: &Link| link.kind == LinkKind::NvLink && !link.p2p.access.is_denied();
+        let pairs = || (0..count).flat_map(|a| (0..count).filter(move |&b| b != a).map(move |b| (a, b)));
+        let slow = pairs().filter(|&(a, b)| !self.link(a, b).is_some_and(fast)).count();
+        if slow == 0 {
+            let through = match self.nvswitch() {
+                Some(true) => " through NVSwitch",
+                Some(false) => ", without a switch",
+                None => "",
+            };
+            let reason =
+                format!("every GPU reaches every other over NVLink{through}: all can send to all at once");
+            return (CommunicationOrder::FullMesh, vec![(0..count).collect()], reason);
+        }
+        let missing = self.why_no_mesh(slow / 2 + slow % 2);
+        if self.host_count() > 1 {
+            let by_host = self.by_host();
+            return match equal_sizes(&by_host) {
+                Some(size) => {
+                    let reason = format!(
+                        "{missing}, and the GPUs are of {} machines with {size} each: the network is the narrowest \
+                         link, so each shard crosses it once and is handed on within the machine",
+                        by_host.len()
+                    );
+                    (CommunicationOrder::TwoLevel, by_host, reason)
+                }
+                None => {
+                    let reason = format!(
+                        "{missing}, and the machines have different numbers of GPUs ({})",
+                        sizes(&by_host)
+                    );
+                    (CommunicationOrder::Ring, by_host, reason)
+                }
+            };
+        }
+        let (groups, known) = (numa.groups.clone(), how_known(numa.basis));
+        match (groups.len(), equal_sizes(&groups)) {
+            (2, Some(size)) => {
+                let reason = format!(
+                    "{missing}, and the GPUs are on two NUMA nodes with {size} each{known}: a shard crosses between \
+                     the nodes once, and the rest of its way stays within a node"
+                );
+                (CommunicationOrder::TwoLevel, groups, reason)
+            }
+            (1, _) => {
+                let reason = format!("{missing}, and all GPUs are on one NUMA node{known}");
+                (CommunicationOrder::Ring, groups, reason)
+            }
+            (2, None) => {
+                let reason = format!(
+                    "{missing}, and two NUMA nodes have different numbers of GPUs ({}){known}",
+                    sizes(&groups)
+                );
+                (CommunicationOrder::Ring, groups, reason)
+            }
+            (nodes, _) => {
+                let reason = format!(
+                    "{missing}, and the GPUs are on {nodes} NUMA nodes{known}: two levels are for exactly two, so \
+                     one ring goes from node to node"
+                );
+                (CommunicationOrder::Ring, groups, reason)
+            }
+        }
+    }
+
+    fn why_no_mesh(&self, slow_pairs: usize) -> String {
+        let count = self.device_count();
+        let all = count * (count - 1) / 2;
+        let indices = 0..count;
+        let denied = indices.clone().any(|a| {
+            indices.clone().any(|b| {
+                let nvlink = |link: &&Link| link.kind == LinkKind::NvLink && link.p2p.access.is_denied();
+                self.link(a, b).filter(nvlink).is_some()
+            })
+        });
+        match denied {
+            true => format!(
+                "the driver denies peer access on NVLink, so {slow_pairs} of {all} pairs cannot use it"
+            ),
+            false if slow_pairs == all => "no pair has NVLink".to_owned(),
+            false => format!("{slow_pairs} of {all} pairs have no NVLink"),
+        }
+    }
+
+    fn by_host(&self) -> Vec<Vec<usize>> {
+        let mut groups = vec![Vec::new(); self.host_count()];
+        for (index, device) in self.devices().iter().enumerate() {
+            if let Some(group) = groups.get_mut(device.host) {
+                group.push(index);
+            }
+        }
+        groups.retain(|group| !group.is_empty());
+        groups
+    }
+
+    fn in_words(&self, order: CommunicationOrder, groups: &[Vec<usize>]) -> (&'static str, &'static str) {
+        let mesh_within = || {
+            let nvlink =
+                |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
+            groups.iter().all(|group| group.iter().all(|&a| group.iter().all(|&b| nvlink(a, b))))
+        };
+        match order {
+            CommunicationOrder::FullMesh => (
+                "each rank sends its shard to all peers, starting with the rank after itself, so that no two start \
+                 with the same one; tiles are computed in the order in which shards arrive, the own one first",
+                "rank r computes the tiles of rank r + 1 first and its own last, so that no two ranks send to the \
+                 same one at once",
+            ),
+            CommunicationOrder::Ring => (
+                "each rank passes a shard on to its neighbour in the ring as soon as it has it; the own shard is \
+                 computed first, then the others as they arrive",
+                "partial sums travel round the ring the other way, so that each link carries one shard at a time; \
+                 the own tiles are computed last",
+            ),
+            CommunicationOrder::TwoLevel if self.host_count() > 1 && mesh_within() => (
+                "transfers to other machines start first; each shard that arrives is handed to all GPUs of the \
+                 machine while the next one travels",
+                "tiles for other machines are computed first; their sums cross the network once, while tiles for the \
+                 own machine are computed",
+            ),
+            CommunicationOrder::TwoLevel if self.host_count() > 1 => (
+                "shards cross between NUMA nodes first; then they go round within each node, together with what comes \
+                 from other machines",
+                "tiles for other machines and for the other NUMA node are computed first, those of the own node last",
+            ),
+            CommunicationOrder::TwoLevel => (
+                "a ring within each NUMA node; each shard crosses to the other node once, first of all, and goes \
+                 round there",
+                "tiles for the other NUMA node are computed first and cross once; tiles for the own node follow, the \
+                 own rank's last",
+            ),
+            CommunicationOrder::None => ("there is nothing to gather", "there is nothing to scatter"),
+        }
+    }
+}
+
+fn how_known(basis: NumaBasis) -> &'static str {
+    match basis {
+        NumaBasis::Stated => "",
+        NumaBasis::CpuLists => " (inferred from the CPUs that they are near)",
+        NumaBasis::Distance => " (inferred from which of them are SYS apart)",
+        NumaBasis::Unknown => " as far as is known",
+    }
+}
+
+fn equal_sizes(groups: &[Vec<usize>]) -> Option<usize> {
+    let size = groups.first()?.len();
+    groups.iter().all(|group| group.len() == size).then_some(size)
+}
+
+fn sizes(groups: &[Vec<usize>]) -> String {
+    groups.iter().map(|group| group.len().to_string()).collect::<Vec<_>>().join(" + ")
+}
