@@ -26,8 +26,8 @@ impl Reach {
         Self::of((0..nodes).map(|node| begin(node)..begin(node + 1)).collect())
     }
 
-    /// These nodes: each is behind the one before.
-    pub(crate) const fn of(nodes: Vec<Range<usize>>) -> Self {
+    /// Nodes of these ranks: each begins where the one before ends, the first with rank 0.
+    pub const fn of(nodes: Vec<Range<usize>>) -> Self {
         Self { nodes, within_nodes: true }
     }
 
@@ -52,9 +52,14 @@ impl Reach {
         self.nodes.iter().find(|node| node.contains(&rank)).cloned().unwrap_or(rank..rank)
     }
 
+    /// The ranks whose memory `rank` can address, itself among them.
+    pub fn of_rank(&self, rank: usize) -> Range<usize> {
+        if self.within_nodes { self.node_of(rank) } else { rank..rank + 1 }
+    }
+
     /// Whether `rank` can address the memory of `peer`, which may be itself.
     pub fn has(&self, rank: usize, peer: usize) -> bool {
-        rank == peer || (self.within_nodes && self.node_of(rank).contains(&peer))
+        rank == peer || self.of_rank(rank).contains(&peer)
     }
 
     /// Whether all ranks can address the memory of all others.
