@@ -46,12 +46,7 @@ enum Handle {
 }
 
 impl SharedPieces {
-    pub(crate) fn allocate(
-        one: &OneRank,
-        reach: &Reach,
-        bytes: usize,
-        placement: Placement,
-    ) -> Result<Self> {
+    pub(crate) fn allocate(one: &OneRank, reach: &Reach, bytes: usize, placement: Placement) -> Result<Self> {
         let (peers, rank) = (&one.peers, one.peers.rank());
         let is_reached = |peer: usize| peer != rank && reach.has(rank, peer);
         let step = format!("allocate {bytes} bytes of {placement} memory");
@@ -65,9 +60,11 @@ impl SharedPieces {
         };
         let said = peers.exchange(&step, Ok(said))?;
         let mut handles: Vec<Option<Handle>> = match &handle {
-            Handle::File(file) => {
-                peers.exchange_files(file.as_fd(), is_reached)?.into_iter().map(|file| file.map(Handle::File)).collect()
-            }
+            Handle::File(file) => peers
+                .exchange_files(file.as_fd(), is_reached)?
+                .into_iter()
+                .map(|file| file.map(Handle::File))
+                .collect(),
             Handle::Bytes(_) => said.into_iter().map(|bytes| Some(Handle::Bytes(bytes))).collect(),
         };
         handles.resize_with(peers.world_size(), || None);

@@ -108,7 +108,9 @@ impl Sockets {
             streams[peer] = Some(stream);
         }
         listening.listener.set_nonblocking(true).map_err(failed("fcntl"))?;
-        while let Some(missing) = (rank + 1..peers.len()).find(|&peer| is_here(peer) && streams[peer].is_none()) {
+        while let Some(missing) =
+            (rank + 1..peers.len()).find(|&peer| is_here(peer) && streams[peer].is_none())
+        {
             match listening.listener.accept() {
                 Ok((stream, _)) => match greeted(stream, peers) {
                     Ok((peer, stream)) if peer > rank && streams[peer].is_none() => {

@@ -10,9 +10,7 @@
 use crate::link::{Link, PeerWords, check_rank, here};
 use crate::rows::Layout;
 use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
-use flux_memory::{
-    Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint,
-};
+use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
 
@@ -74,7 +72,7 @@ pub(crate) struct Rank {
     pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
-    shard_arrived: Vec<Arc<WaitPoint>>,
+    pub(crate) shard_arrived: Vec<Arc<WaitPoint>>,
 }
 
 impl AllGather {

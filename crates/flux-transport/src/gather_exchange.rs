@@ -86,7 +86,9 @@ impl AllGather {
         let counts = [sent.as_ref().map(|chunks| chunks.count(rank)), from.map(|from| own.count(from))];
         for index in 0..counts.into_iter().flatten().max().unwrap_or(0) {
             let (mut sends, mut receives) = (Vec::with_capacity(2), Vec::with_capacity(2));
-            if let (Some(peer), Some(chunks)) = (to, sent.as_ref().filter(|chunks| index < chunks.count(rank))) {
+            if let (Some(peer), Some(chunks)) =
+                (to, sent.as_ref().filter(|chunks| index < chunks.count(rank)))
+            {
                 let (begin, range) = (chunks.shards().range(rank).start, chunks.rows(rank, index));
                 let place = self.gathered_layout.skip(shard, range.start - begin);
                 self.messages(&mut sends, peer, place, range.len());
@@ -159,7 +161,7 @@ impl AllGather {
     }
 
     /// All shards at once, by an operation that is made for it: where no rank addresses another, all shards are of one size, and
-    /// nobody waits for parts of them. False if that is not so, the same on all ranks.
+    /// nobody waits for parts of them, or for one shard at a time. False if that is not so, the same on all ranks.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
@@ -171,11 +173,12 @@ impl AllGather {
         shard: Rows,
         awaited: Awaited,
     ) -> Result<bool> {
-        let link = &self.ranks[rank].link;
+        let (link, one_by_one) = (&self.ranks[rank].link, !self.ranks[rank].shard_arrived.is_empty());
         let alone = self.reach.of_rank(rank).len() == 1 && self.reach.of_rank(0).len() == 1;
         let whole = awaited == Awaited::Shards && shard.side.is_none() && self.spec.signal_loss.is_none();
         let even = rows > 0 && rows.is_multiple_of(self.world_size) && self.reach.ranks_per_node().is_some();
-        let Some(exchange) = link.exchange.as_ref().filter(|_| alone && whole && even && link.log.is_none())
+        let Some(exchange) =
+            link.exchange.as_ref().filter(|_| alone && whole && even && !one_by_one && link.log.is_none())
         else {
             return Ok(false);
         };

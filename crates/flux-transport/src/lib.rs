@@ -28,8 +28,8 @@ pub use relay::Target;
 pub use rendezvous::{RendezvousError, RendezvousSpec, TcpBootstrap};
 pub use rows::Rows;
 pub use scatter::{Scatter, ScatterSpec};
-pub use socket_exchange::SocketExchange;
 pub use shard_push::{PushPlan, PushRoute, PushWay, ShardPush};
+pub use socket_exchange::SocketExchange;
 pub use trace::{Moved, TransferLog};
 pub use transfer::{Awaited, Chunk, DataTransfer, Direction, PeerCopy};
 

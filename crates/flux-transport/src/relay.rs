@@ -106,7 +106,11 @@ impl Relay {
     }
 
     /// The chunks of `owner`'s shard: the rows of each, counted from the shard's first, and its blocks.
-    pub(crate) fn cut(&self, chunks: &Chunks, owner: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    pub(crate) fn cut(
+        &self,
+        chunks: &Chunks,
+        owner: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let (chunks, block_rows) = (*chunks, self.block_rows);
         let begin = chunks.shards().range(owner).start;
         (0..chunks.count(owner)).map(move |index| {

@@ -15,9 +15,7 @@
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
-use flux_memory::{
-    Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint,
-};
+use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -137,7 +135,9 @@ impl Scatter {
         let own_blocks = |rank: usize| {
             let count = if to_all && !reach.is_complete() { blocks } else { 0 };
             let own = |block| rank * blocks + block; // as in `Scatter::block_signals`
-            (0..count).map(|block| vec![(signals.word(rank, own(block)), stream_site(rank, own(block)))]).collect()
+            (0..count)
+                .map(|block| vec![(signals.word(rank, own(block)), stream_site(rank, own(block)))])
+                .collect()
         };
         let ranks = Link::all(members, most_chunks)?.try_map(|rank, link| {
             let log = &members.faults[rank];
@@ -270,13 +270,7 @@ impl Scatter {
 
     /// # Safety
     /// As for [`Scatter::begin`].
-    unsafe fn transfer_in_reach(
-        &self,
-        rank: usize,
-        epoch: u32,
-        rows: usize,
-        compute: &Stream,
-    ) -> Result<()> {
+    unsafe fn transfer_in_reach(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         let world_size = self.world_size;
         let link = &here(&self.ranks, rank, world_size)?.link;
         let push = self.spec.direction == Direction::Push;

@@ -14,8 +14,7 @@ use flux_swizzle::Shards;
 impl Scatter {
     /// Whom `rank` sends to and receives from in `step`, if they are out of reach.
     fn exchanged_in(&self, rank: usize, step: usize) -> (Option<usize>, Option<usize>) {
-        let (to, from) =
-            ((rank + step) % self.world_size, (rank + self.world_size - step) % self.world_size);
+        let (to, from) = ((rank + step) % self.world_size, (rank + self.world_size - step) % self.world_size);
         let out_of_reach = |peer: &usize| !self.reach.has(rank, *peer);
         (Some(to).filter(out_of_reach), Some(from).filter(out_of_reach))
     }
@@ -149,8 +148,7 @@ impl Scatter {
             unsafe {
                 exchange.stream.wait_values(written, epoch)?;
                 exchange.step((None, None), &sends, &receives)?;
-                let words =
-                    peers().map(|peer| self.block_signals(rank, peer).add(block * size_of::<u32>()));
+                let words = peers().map(|peer| self.block_signals(rank, peer).add(block * size_of::<u32>()));
                 raise_words(&exchange.stream, words, epoch)?;
             }
         }

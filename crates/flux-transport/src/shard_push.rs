@@ -88,7 +88,10 @@ impl AllGather {
             let plan = PushPlan {
                 rank,
                 device: &members.devices[rank],
-                routes: push_order(rank, world_size).filter(|&peer| self.reach.has(rank, peer)).map(route).collect(),
+                routes: push_order(rank, world_size)
+                    .filter(|&peer| self.reach.has(rank, peer))
+                    .map(route)
+                    .collect(),
                 chunks: self.largest.signal(1, 0),
             };
             if !plan.routes.is_empty() {

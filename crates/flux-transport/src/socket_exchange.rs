@@ -176,7 +176,8 @@ impl Lines {
                 return Ok(());
             }
             if let Some(way) = ways.first().filter(|_| moved_last.elapsed() > log.budget()) {
-                let (what, done) = (if way.sends { "take" } else { "send" }, way.done.saturating_sub(HEADER_BYTES));
+                let (what, done) =
+                    (if way.sends { "take" } else { "send" }, way.done.saturating_sub(HEADER_BYTES));
                 let reason = format!(
                     "it did not {what} a message of {} bytes, of which {done} went, within {:?}",
                     way.message.bytes,
@@ -187,7 +188,9 @@ impl Lines {
             let events = |sends| if sends { PollFlags::OUT } else { PollFlags::IN };
             let mut ready: Vec<_> = waiting
                 .iter()
-                .filter_map(|&(peer, sends)| Some(PollFd::new(&lines.get(peer)?.as_ref()?.socket, events(sends))))
+                .filter_map(|&(peer, sends)| {
+                    Some(PollFd::new(&lines.get(peer)?.as_ref()?.socket, events(sends)))
+                })
                 .collect();
             let _interrupted = poll(&mut ready, Some(&INTERVAL));
         }
@@ -228,7 +231,9 @@ impl Way {
             let left = self.message.bytes - offset;
             let in_header = self.done < HEADER_BYTES;
             let moved = match (self.sends, in_header) {
-                (true, true) => rustix::net::send(&line.socket, &self.header[self.done..], SendFlags::NOSIGNAL),
+                (true, true) => {
+                    rustix::net::send(&line.socket, &self.header[self.done..], SendFlags::NOSIGNAL)
+                }
                 // SAFETY: the caller's promise; inside of the message.
                 (true, false) => rustix::net::send(
                     &line.socket,
@@ -339,7 +344,10 @@ mod tests {
         assert!(failure.contains("something else than the 4 bytes"), "{failure}");
         // Never.
         let failure = step(0, &exchanges[0], &[], &[message(1, &mut received)]).unwrap();
-        assert!(failure.contains("did not send a message of 4 bytes, of which 0 went, within 50ms"), "{failure}");
+        assert!(
+            failure.contains("did not send a message of 4 bytes, of which 0 went, within 50ms"),
+            "{failure}"
+        );
         // And never again.
         assert!(step(0, &exchanges[0], &[message(1, &mut sent)], &[]).is_some());
         exchanges.pop();

@@ -93,7 +93,9 @@ pub enum Error {
         reason: String,
     },
     /// A transport that this group cannot use.
-    #[error("the transport {transport} cannot be: {reason}; choose auto, or what fits (FLUX_TRANSPORT, `GroupConfig::transport`)")]
+    #[error(
+        "the transport {transport} cannot be: {reason}; choose auto, or what fits (FLUX_TRANSPORT, `GroupConfig::transport`)"
+    )]
     UnfitTransport {
         /// What was asked for.
         transport: crate::Transport,
@@ -107,7 +109,9 @@ pub enum Error {
         name: String,
     },
     /// A number of nodes that one machine cannot be made to look like.
-    #[error("the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, on one machine")]
+    #[error(
+        "the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, on one machine"
+    )]
     BadNodes {
         /// What is wrong.
         reason: String,

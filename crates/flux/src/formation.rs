@@ -48,8 +48,7 @@ pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
     let (space, backend) = (SymmetricSpace::here(&devices).with_reach(reach), devices[0].backend());
     let mut members = members(space, devices.into(), config)?;
-    members.exchanges =
-        transport::exchanges_here(&members.devices, members.space.reach(), &members.faults)?;
+    members.exchanges = transport::exchanges_here(&members.devices, members.space.reach(), &members.faults)?;
     Ok(Formed { _watch: None, everywhere: true, members, launchers, backend, gpus: gpus.len() })
 }
 
@@ -96,8 +95,7 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let backend = device.backend();
     let mut members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
     let watch = PeerWatch::new(&members.faults[rank], peers.bootstrap())?;
-    let exchange =
-        transport::exchange_among(peers, &device, members.space.reach(), &members.faults[rank])?;
+    let exchange = transport::exchange_among(peers, &device, members.space.reach(), &members.faults[rank])?;
     members.exchanges = PerRank::new(rank..rank + 1, |_| exchange.clone());
     Ok(Formed { _watch: Some(watch), everywhere: false, members, launchers, backend, gpus })
 }

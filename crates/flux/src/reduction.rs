@@ -457,7 +457,8 @@ impl Reduction {
                 Owners::Shards => self.scatter.target(rank, tile.shard).gate,
                 Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),
             };
-            let chunks = relayed.as_ref().filter(|_| self.scatter.relays(rank, tile.shard)).unwrap_or(&blocks);
+            let chunks =
+                relayed.as_ref().filter(|_| self.scatter.relays(rank, tile.shard)).unwrap_or(&blocks);
             let signal = chunks.index_of(tile.shard, tile.rows.start);
             (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
             entry.destination = number(tile.shard);

@@ -39,8 +39,7 @@ impl std::str::FromStr for Transport {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let all =
-            [Transport::Auto, Transport::P2p, Transport::Nccl, Transport::Sockets, Transport::Nvshmem];
+        let all = [Transport::Auto, Transport::P2p, Transport::Nccl, Transport::Sockets, Transport::Nvshmem];
         let found = all.into_iter().find(|transport| transport.to_string() == name);
         found.ok_or_else(|| Error::NoSuchTransport { name: name.to_owned() })
     }
@@ -53,7 +52,9 @@ pub(crate) fn reach(machines: &[Range<usize>], config: &GroupConfig, backend: Ba
         None if machines.len() < 2 => Reach::one_node(world_size),
         None => Reach::of(machines.to_vec()),
         Some(nodes) if nodes > world_size => {
-            return Err(Error::BadNodes { reason: format!("{nodes} nodes are more than {world_size} ranks") });
+            return Err(Error::BadNodes {
+                reason: format!("{nodes} nodes are more than {world_size} ranks"),
+            });
         }
         Some(_) if machines.len() > 1 => {
             let reason = format!("the ranks run on {} machines already", machines.len());

@@ -98,7 +98,9 @@ impl Communicator {
         let ended = unsafe { await_end(nccl, raw, limit) };
         match ended {
             Ok(true) => Ok(communicator),
-            Ok(false) => Err(Error::Nccl { what: WHAT, reason: format!("not all ranks came within {limit:?}") }),
+            Ok(false) => {
+                Err(Error::Nccl { what: WHAT, reason: format!("not all ranks came within {limit:?}") })
+            }
             Err(error) => Err(nccl_error(WHAT, error)),
         }
     }
@@ -123,7 +125,8 @@ impl Communicator {
         };
         let mut lock = self.lock();
         let Some(&Raw(raw)) = lock.as_ref() else {
-            let reason = log.exchange_failure().map_or("it was aborted".into(), |failure| failure.reason.clone());
+            let reason =
+                log.exchange_failure().map_or("it was aborted".into(), |failure| failure.reason.clone());
             return Err(Error::Nccl { what: "use a communicator", reason });
         };
         let number = self.steps.fetch_add(1, Ordering::Relaxed).wrapping_add(1);

@@ -81,11 +81,14 @@ impl NcclExchange {
                 let (device, log, world_size) = (device.clone(), Arc::clone(&faults[rank]), ordinals.len());
                 let thread = std::thread::Builder::new().name("flux-nccl-init".into());
                 thread
-                    .spawn_scoped(scope, move || Self::new(nccl, &device, id, (rank, world_size), &log, reach))
+                    .spawn_scoped(scope, move || {
+                        Self::new(nccl, &device, id, (rank, world_size), &log, reach)
+                    })
                     .map_err(|error| flux_memory::Error::NoThread { reason: error.to_string() })
             };
             let threads: Vec<_> = devices.pairs().map(start).collect::<Result<_, _>>()?;
-            let panicked = || Error::Nccl { what: "make a communicator", reason: "its thread panicked".into() };
+            let panicked =
+                || Error::Nccl { what: "make a communicator", reason: "its thread panicked".into() };
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
         })
     }
@@ -104,7 +107,8 @@ impl NcclExchange {
         let all = peers.exchange("say which NCCL they have", said.map_err(|error| failed(error.clone())))?;
         let (nccl, gpu) = own?;
         let version = nccl.version();
-        let theirs = |bytes: &[u8]| String::from_utf8_lossy(bytes.get(gpu.len()..).unwrap_or_default()).into_owned();
+        let theirs =
+            |bytes: &[u8]| String::from_utf8_lossy(bytes.get(gpu.len()..).unwrap_or_default()).into_owned();
         if let Some(other) = all.iter().position(|said| theirs(said) != version.to_string()) {
             let reason = format!(
                 "rank {other} has NCCL {}, this rank {version} ({}); install the same on all nodes",
@@ -117,7 +121,9 @@ impl NcclExchange {
             all[..rank].iter().any(|other| other.get(..gpu.len()) == said.get(..gpu.len()))
         });
         if shares && version < SHARES_GPUS {
-            let reason = format!("that takes NCCL {SHARES_GPUS} or newer, this is {version}; give each rank its own GPU");
+            let reason = format!(
+                "that takes NCCL {SHARES_GPUS} or newer, this is {version}; give each rank its own GPU"
+            );
             return Err(Error::Nccl { what: "ranks share a GPU", reason });
         }
         let (rank, world_size) = (peers.rank(), peers.world_size());
@@ -156,7 +162,8 @@ impl NcclExchange {
         reach: &Reach,
     ) -> Result<Self> {
         let communicator = Arc::new(Communicator::new(nccl, device, id, (rank, world_size), FORMING_LIMIT)?);
-        let exchange = Self { _watch: Watch::start(&communicator, log)?, communicator, has_collectives: false };
+        let exchange =
+            Self { _watch: Watch::start(&communicator, log)?, communicator, has_collectives: false };
         exchange.connect(device, (rank, world_size), log, reach)?;
         tracing::debug!(rank, world_size, version = %nccl.version(), path = %nccl.path().display(), "joined a NCCL communicator");
         Ok(exchange)
@@ -215,7 +222,8 @@ impl Exchange for NcclExchange {
                 }
                 for Message { peer, memory, bytes } in receives.iter().filter(here) {
                     let peer = c_int::try_from(*peer).unwrap_or(c_int::MAX);
-                    let received = (nccl.ncclRecv)(memory.as_ptr::<()>().cast(), *bytes, byte, peer, raw, stream);
+                    let received =
+                        (nccl.ncclRecv)(memory.as_ptr::<()>().cast(), *bytes, byte, peer, raw, stream);
                     communicator::accepted(nccl, received)?;
                 }
                 Ok(())

@@ -32,9 +32,10 @@ impl SocketExchange {
         let rank = peers.rank();
         let token = peers.exchange("agree on a token", token(rank))?.swap_remove(0);
         let listening = listen(peers);
-        let said = listening.as_ref().map(|(_, place)| place.bytes()).map_err(|error| {
-            flux_memory::Error::System { call: "listen", reason: error.to_string() }
-        });
+        let said = listening
+            .as_ref()
+            .map(|(_, place)| place.bytes())
+            .map_err(|error| flux_memory::Error::System { call: "listen", reason: error.to_string() });
         let places = peers.exchange("say where they listen", said)?;
         let places: Vec<_> = places.iter().map(|bytes| Place::read(bytes)).collect();
         let connected = listening.map_err(|error| error.to_string()).and_then(|(listener, _)| {
@@ -85,7 +86,8 @@ fn connect(
     let deadline = Instant::now() + LIMIT;
     let spec = |place: &Place, host: String| {
         let mut spec = RendezvousSpec::new(rank, world_size, host, place.port, token);
-        spec.forming_timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        spec.forming_timeout =
+            deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         spec
     };
     let out_of_reach = |peer: &usize| !reach.has(rank, *peer);

@@ -66,7 +66,10 @@ impl TcpBootstrap {
         spec.check()?;
         if spec.rank == 0 && spec.world_size > 1 {
             let deadline = Instant::now() + spec.forming_timeout;
-            return Self::start(spec, listen::gather(spec, &listen::listen(spec, deadline)?, deadline, &others(spec))?);
+            return Self::start(
+                spec,
+                listen::gather(spec, &listen::listen(spec, deadline)?, deadline, &others(spec))?,
+            );
         }
         let streams = if spec.world_size == 1 { vec![None] } else { vec![Some(join::join(spec)?)] };
         Self::start(spec, streams)
@@ -87,7 +90,10 @@ impl TcpBootstrap {
         if let Err(error) = listener.set_nonblocking(true) {
             return Err(RendezvousError::system("a socket", error));
         }
-        Self::start(spec, listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout, &others(spec))?)
+        Self::start(
+            spec,
+            listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout, &others(spec))?,
+        )
     }
 
     fn start(spec: &RendezvousSpec, streams: Vec<Option<TcpStream>>) -> Result<Self, RendezvousError> {
