@@ -303,8 +303,8 @@ impl Scatter {
     ) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         check_rank(destination, self.world_size)?;
-        // SAFETY: the signals belong to this op; the rest is the caller's promise.
         let in_reach = self.reach.has(rank, destination);
+        // SAFETY: the signals belong to this op; the rest is the caller's promise.
         unsafe {
             // The step of the exchange in which this rank sends to that destination, or would.
             let step = (destination + self.world_size - rank) % self.world_size;

@@ -51,12 +51,11 @@ impl SocketExchange {
         let world_size = reach.world_size();
         let mut sockets: Vec<Vec<Option<OwnedFd>>> =
             (0..world_size).map(|_| (0..world_size).map(|_| None).collect()).collect();
-        for rank in 0..world_size {
-            for peer in (rank + 1..world_size).filter(|&peer| !reach.has(rank, peer)) {
-                let failed = |error: std::io::Error| Error::NotConnected { rank, reason: error.to_string() };
-                let (one, other) = UnixStream::pair().map_err(failed)?;
-                (sockets[rank][peer], sockets[peer][rank]) = (Some(one.into()), Some(other.into()));
-            }
+        let pairs = (0..world_size).flat_map(|peer| (0..peer).map(move |rank| (rank, peer)));
+        for (rank, peer) in pairs.filter(|&(rank, peer)| !reach.has(rank, peer)) {
+            let failed = |error: std::io::Error| Error::NotConnected { rank, reason: error.to_string() };
+            let (one, other) = UnixStream::pair().map_err(failed)?;
+            (sockets[rank][peer], sockets[peer][rank]) = (Some(one.into()), Some(other.into()));
         }
         sockets.into_iter().enumerate().map(|(rank, sockets)| Self::new(rank, sockets)).collect()
     }
@@ -234,12 +233,11 @@ impl Way {
                 (true, true) => {
                     rustix::net::send(&line.socket, &self.header[self.done..], SendFlags::NOSIGNAL)
                 }
-                // SAFETY: the caller's promise; inside of the message.
-                (true, false) => rustix::net::send(
-                    &line.socket,
-                    unsafe { std::slice::from_raw_parts(memory, left) },
-                    SendFlags::NOSIGNAL,
-                ),
+                (true, false) => {
+                    // SAFETY: the caller's promise; inside of the message.
+                    let memory = unsafe { std::slice::from_raw_parts(memory, left) };
+                    rustix::net::send(&line.socket, memory, SendFlags::NOSIGNAL)
+                }
                 (false, true) => {
                     let mut come = [0; HEADER_BYTES];
                     let come = &mut come[self.done..];
@@ -252,8 +250,8 @@ impl Way {
                     }
                     received
                 }
-                // SAFETY: as above.
                 (false, false) => {
+                    // SAFETY: as above.
                     let memory = unsafe { std::slice::from_raw_parts_mut(memory, left) };
                     rustix::net::recv(&line.socket, memory, RecvFlags::empty()).map(|(count, _)| count)
                 }

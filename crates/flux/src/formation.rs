@@ -44,7 +44,7 @@ pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let machine = 0..world_size;
     let reach = transport::reach(std::slice::from_ref(&machine), config, devices[0].backend())?;
     transport::enable_peer_access(&devices, &reach, config)?;
-    let launchers = Launcher::sharing(&devices, sms(&devices, config, &reach, 0))?.into();
+    let launchers = launchers(&devices, sms(&devices, config, &reach, 0), &reach)?.into();
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
     let (space, backend) = (SymmetricSpace::here(&devices).with_reach(reach), devices[0].backend());
     let mut members = members(space, devices.into(), config)?;
@@ -86,7 +86,7 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let reach = transport::reach(peers.machines(), config, device.backend())?;
     let budget = sms(std::slice::from_ref(&device), config, &reach, for_copies);
     let launcher = match &device {
-        Device::Cuda(_) => Launcher::sharing(std::slice::from_ref(&device), budget)?,
+        Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, &reach)?,
         // A share of the cores, as if all ranks lived here.
         Device::Host => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
     };
@@ -110,6 +110,14 @@ fn sms(devices: &[Device], config: &GroupConfig, reach: &Reach, for_copies: u32)
     let Some(all) = least.filter(|_| for_copies + for_nccl > 0) else { return asked };
     let free = all.saturating_sub(for_copies + for_nccl).max(1);
     Some(asked.map_or(free, |asked| asked.min(free)))
+}
+
+/// Kernels of ranks that exchange by NCCL leave whole SMs to its kernels.
+fn launchers(devices: &[Device], budget: Option<u32>, reach: &Reach) -> Result<Vec<Arc<Launcher>>> {
+    Ok(match reach.is_complete() {
+        true => Launcher::sharing(devices, budget)?,
+        false => Launcher::sharing_beside_others(devices, budget)?,
+    })
 }
 
 fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig) -> Result<Members> {

@@ -142,20 +142,21 @@ mod tests {
         let of = |machines: &[Range<usize>], transport, fake_nodes, backend| {
             reach(machines, &config(transport, fake_nodes), backend)
         };
-        let (one, two) = ([0..4], [0..2, 2..4]);
+        let machine = 0..4;
+        let (one, two) = (std::slice::from_ref(&machine), [0..2, 2..4]);
         for (machines, transport, fake_nodes, backend, expected) in [
-            (&one[..], Transport::Auto, 0, Backend::Host, Some((1, true))),
-            (&one, Transport::Auto, 2, Backend::Host, Some((2, true))),
-            (&two, Transport::Auto, 0, Backend::Cuda, Some((2, true))),
+            (one, Transport::Auto, 0, Backend::Host, Some((1, true))),
+            (one, Transport::Auto, 2, Backend::Host, Some((2, true))),
+            (&two[..], Transport::Auto, 0, Backend::Cuda, Some((2, true))),
             (&two, Transport::P2p, 0, Backend::Cuda, None),
-            (&one, Transport::P2p, 2, Backend::Cuda, None),
-            (&one, Transport::P2p, 0, Backend::Cuda, Some((1, true))),
-            (&one, Transport::Nccl, 0, Backend::Cuda, Some((1, false))),
-            (&one, Transport::Nccl, 0, Backend::Host, None),
-            (&one, Transport::Sockets, 2, Backend::Host, Some((2, false))),
-            (&one, Transport::Sockets, 0, Backend::Cuda, None),
-            (&one, Transport::Nvshmem, 0, Backend::Cuda, None),
-            (&one, Transport::Auto, 5, Backend::Host, None),
+            (one, Transport::P2p, 2, Backend::Cuda, None),
+            (one, Transport::P2p, 0, Backend::Cuda, Some((1, true))),
+            (one, Transport::Nccl, 0, Backend::Cuda, Some((1, false))),
+            (one, Transport::Nccl, 0, Backend::Host, None),
+            (one, Transport::Sockets, 2, Backend::Host, Some((2, false))),
+            (one, Transport::Sockets, 0, Backend::Cuda, None),
+            (one, Transport::Nvshmem, 0, Backend::Cuda, None),
+            (one, Transport::Auto, 5, Backend::Host, None),
             (&two, Transport::Auto, 2, Backend::Host, None),
         ] {
             let found = of(machines, transport, fake_nodes, backend);

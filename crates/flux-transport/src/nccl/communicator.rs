@@ -145,7 +145,7 @@ impl Communicator {
             return Err(Error::Nccl { what: "send and receive", reason });
         }
         // SAFETY: as above.
-        Ok(unsafe { stream.write_values(&[(self.mark(slot, 1), number)])? })
+        unsafe { stream.write_values(&[(self.mark(slot, 1), number)]) }.map_err(Error::from)
     }
 
     /// # Safety
