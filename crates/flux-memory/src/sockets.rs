@@ -95,8 +95,8 @@ impl Sockets {
     /// Stands for a peer on another machine, with which this one is not connected.
     pub(crate) const ELSEWHERE: (i32, String) = (0, String::new());
 
-    /// Connects with all of `peers` that are not elsewhere, of each its process and its socket's name: with those before `rank` by asking, with those
-    /// behind it by being asked.
+    /// Connects with all of `peers` that are not elsewhere, of each its process and its socket's name: with those before `rank`
+    /// by asking, with those behind it by being asked.
     pub(crate) fn connect(rank: usize, peers: &[(i32, String)], listening: &Listening) -> Result<Self> {
         let deadline = Instant::now() + LIMIT;
         let mut streams: Vec<Option<UnixStream>> = peers.iter().map(|_| None).collect();

@@ -70,8 +70,8 @@ impl SymmetricSpace {
         &self.reach
     }
 
-    /// This process is one rank, on `device`, among `peers`, of which those on one machine address each other's memory. Collective, as is every allocation in it: all ranks make the same
-    /// ones, in the same order.
+    /// This process is one rank, on `device`, among `peers`, of which those on one machine address each other's memory.
+    /// Collective, as is every allocation in it: all ranks make the same ones, in the same order.
     pub fn among(peers: &Arc<Peers>, device: &Device, sharing: Sharing) -> Result<Self> {
         let can_vmm = device.as_cuda().is_none_or(|gpu| gpu.shares_by_file());
         let can = peers.exchange("say how memory can be shared", Ok(vec![u8::from(can_vmm)]))?;

@@ -68,7 +68,8 @@ pub(crate) struct Rank {
     pub(crate) link: Link,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
-    /// The acknowledgements of all peers in reach. Pull: before this rank's shard is overwritten. Push: before it goes to all at once.
+    /// The acknowledgements of all peers in reach. Pull: before this rank's shard is overwritten. Push: before it goes to all
+    /// at once.
     pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].

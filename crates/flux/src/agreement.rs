@@ -27,9 +27,9 @@ impl Terms {
     }
 }
 
-/// The terms of recent calls. Ranks on different nodes, and ranks that are more than [`Agreement::CALLS`] calls apart are not compared: if such ranks disagree,
-/// the waits of one expire, as they do if a rank makes another call than its peers. Nothing is written outside of the
-/// operation's memory either way: each rank's call was checked against what that has room for.
+/// The terms of recent calls. Ranks on different nodes, and ranks that are more than [`Agreement::CALLS`] calls apart, are not
+/// compared: if such ranks disagree, the waits of one expire, as they do if a rank makes another call than its peers. Nothing is
+/// written outside of the operation's memory either way: each rank's call was checked against what that has room for.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     recent: Mutex<[(u32, Terms); Self::CALLS]>,

@@ -117,8 +117,8 @@ impl Group {
         Ok(Self::of(config, formed))
     }
 
-    /// This process as one rank of a group of processes, on one machine or several, that `bootstrap` connects. Collective: every rank
-    /// calls it, with the same configuration; ranks that disagree all get an error.
+    /// This process as one rank of a group of processes, on one machine or several, that `bootstrap` connects. Collective: every
+    /// rank calls it, with the same configuration; ranks that disagree all get an error.
     ///
     /// All processes are to keep the group until their peers have what they need of them: a process that ends before, without
     /// dropping its group, is a lost rank to those that still wait.
@@ -184,8 +184,8 @@ impl Group {
         Ok(self.device(rank)?.stream()?)
     }
 
-    /// Reports a lost rank, or else what could not be sent or received, or else the first wait of any rank of this process that expired. Looks only at host memory: cheap,
-    /// and final for everything that a synchronised stream has done.
+    /// Reports a lost rank, or else what could not be sent or received, or else the first wait of any rank of this process that
+    /// expired. Looks only at host memory: cheap, and final for everything that a synchronised stream has done.
     pub fn check(&self) -> Result<()> {
         let faults = &self.members().faults;
         if let Some((rank, lost)) = faults.pairs().find_map(|(rank, log)| Some((rank, log.lost_rank()?))) {

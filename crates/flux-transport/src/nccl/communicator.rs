@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Steps whose marks are kept apart. Two at once are possible, of two streams: of an operation that reduces and then gathers.
+/// Enqueued steps whose budgets are kept apart: those of an operation that reduces and then gathers differ. A rank's steps come one
+/// after the other, so that of more than these only the budget may be that of a later one.
 const MARKS: usize = 64;
 
 /// How long the host spins while it asks after a launch, before it gives the core away: a launch takes 10 µs or so.
@@ -50,8 +51,8 @@ pub(super) fn accepted(nccl: &Library, result: ncclResult_t) -> Result<(), nccl_
     }
 }
 
-/// Bounded in its SMs, and without clusters of blocks: those would need neighbouring SMs to be free at the same time, which beside a
-/// GEMM nobody can promise.
+/// Bounded in its SMs, and without clusters of blocks: those would need neighbouring SMs to be free at the same time, which
+/// beside a GEMM nobody can promise.
 fn config() -> ncclConfig_t {
     ncclConfig_t {
         blocking: 0,
