@@ -3,7 +3,7 @@
 
 use flux::{
     AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    PathPreference, SignalLoss, Transport, Whole,
+    PathPreference, Push, SignalLoss, Transport, Whole,
 };
 use flux_tests::data::{Fill, matrix};
 use flux_tests::meeting::on_threads;
@@ -89,6 +89,7 @@ fn all_transports_give_the_same_bits() {
         {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, direction);
+            (spec.push, spec.chunk_rows) = (Push::Kernel, Some(16)); // within a node
             let gathered = AgGemm::new(&group, spec.clone()).unwrap();
             let scattered = GemmRs::new(&group, spec.clone()).unwrap();
             let [one_shot, in_two_steps] = [m, 0].map(|rows| {
@@ -107,6 +108,31 @@ fn all_transports_give_the_same_bits() {
             let same = *first.get_or_insert_with(|| bits.clone()) == bits;
             assert!(same, "{transport}, {nodes} nodes, {delivery}, {direction}");
         }
+    }
+}
+
+/// What comes from another node, and what is passed on, is in a traced call's record.
+#[test]
+fn traces_show_what_moves_between_nodes() {
+    let mut config = config(Transport::Auto, 2);
+    config.trace = true;
+    let group = Group::local_with(4, config).unwrap();
+    let (m, n, k) = (64, 16, 16);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    spec.path = PathPreference::Fused;
+    let op = AgGemm::new(&group, spec).unwrap();
+    let whole = Whole::place(&group, &op, &a, &b, m).unwrap();
+    whole.enqueue().unwrap();
+    whole.synchronize().unwrap();
+    // Its own shard to its node's other rank; one that it receives, and passes on.
+    for (rank, trace) in op.traces().unwrap().iter().enumerate() {
+        let mut routes: Vec<_> = trace.transfers.iter().map(|moved| (moved.from, moved.to)).collect();
+        routes.sort_unstable();
+        let (neighbour, mirror) = (rank ^ 1, rank ^ 2);
+        let mut expected = [(rank, neighbour), (mirror, rank), (mirror, neighbour)];
+        expected.sort_unstable();
+        assert_eq!(routes, expected, "rank {rank}");
     }
 }
 

@@ -27,6 +27,16 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// The space is of more ranks, or of fewer, than its reach.
+    #[error(
+        "the nodes hold {reached} ranks, but there are {world_size}; give the space a `Reach` of its own ranks"
+    )]
+    WrongReach {
+        /// Ranks of the reach.
+        reached: usize,
+        /// Ranks of the space.
+        world_size: usize,
+    },
     /// Ranks could not be connected with each other.
     #[error("rank {rank} could not be connected with those whose memory it cannot address: {reason}")]
     NotConnected {

@@ -102,6 +102,10 @@ impl Link {
                 [devices.ranks(), faults.ranks(), last_calls.ranks()].map(|of| of.len());
             return Err(Error::IncompleteMembers { devices, logs, events });
         }
+        let (reached, world_size) = (reach.world_size(), members.world_size());
+        if reached != world_size {
+            return Err(Error::WrongReach { reached, world_size });
+        }
         PerRank::try_new(ranks, |rank| {
             let device = &devices[rank];
             let log = members.trace.then(|| TransferLog::new(device, chunks)).transpose()?;

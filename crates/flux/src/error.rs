@@ -110,7 +110,8 @@ pub enum Error {
     },
     /// A number of nodes that one machine cannot be made to look like.
     #[error(
-        "the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, on one machine"
+        "the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, \
+         on one machine"
     )]
     BadNodes {
         /// What is wrong.

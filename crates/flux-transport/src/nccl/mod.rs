@@ -73,6 +73,10 @@ impl NcclExchange {
                           launch`, torchrun or mpirun";
             return Err(Error::Nccl { what: "ranks of one process share a GPU", reason: reason.into() });
         }
+        if faults.ranks() != devices.ranks() {
+            let [devices, logs] = [devices.ranks(), faults.ranks()].map(|of| of.len());
+            return Err(Error::IncompleteMembers { devices, logs, events: devices });
+        }
         let nccl = library()?;
         let id = unique_id(nccl)?;
         // Each rank's communicator waits for the others'.
