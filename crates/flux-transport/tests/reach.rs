@@ -70,8 +70,8 @@ fn rows_come_from_all_nodes() {
             };
             // SAFETY: the shards outlive the calls, and all ranks make the same ones.
             unsafe {
-                for rank in 0..world_size {
-                    gather.stage(rank, epoch, rows, given(rank), true, &streams[rank]).unwrap();
+                for (rank, stream) in streams.iter().enumerate() {
+                    gather.stage(rank, epoch, rows, given(rank), true, stream).unwrap();
                 }
                 for rank in 0..world_size {
                     gather.transfer(rank, epoch, rows, given(rank), Awaited::Shards).unwrap();
