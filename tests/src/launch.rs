@@ -155,8 +155,20 @@ fn forever(group: &Group, op: &impl Operation) -> ! {
 /// Starts `world_size` processes that [`call_forever`] when they are told `part`, and kills `killed`: the others must end within
 /// `limit`, name it, and leave nothing behind.
 pub fn check_killed(world_size: usize, test: &str, part: &str, killed: usize, limit: Duration) {
+    check_killed_after("", world_size, test, part, killed, limit);
+}
+
+/// As [`check_killed`], where each process begins with `before`, a line of shell.
+pub fn check_killed_after(
+    before: &'static str,
+    world_size: usize,
+    test: &str,
+    part: &str,
+    killed: usize,
+    limit: Duration,
+) {
     let folder = TempDir::new().unwrap();
-    let mut processes = Processes::start(world_size, test, part, folder.path(), |_| "");
+    let mut processes = Processes::start(world_size, test, part, folder.path(), |_| before);
     let begin = Instant::now();
     let called = |rank: usize| folder.path().join(format!("called-{rank}"));
     while !(0..world_size).all(|rank| called(rank).exists()) {

@@ -7,8 +7,9 @@ use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
-    Push, Sharing, Summation,
+    Push, Sharing, Summation, Transport,
 };
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Tensor-parallel communication hidden inside the GEMM, tile by tile.
@@ -47,6 +48,13 @@ pub(crate) struct GroupArguments {
     /// Between processes: how they get at each other's GPU memory.
     #[arg(long, value_enum, default_value_t = SharingArgument::Auto)]
     sharing: SharingArgument,
+    /// How what goes between ranks goes: auto (into each other's memory within a node; between nodes nccl on GPUs, sockets on the
+    /// host), p2p, nccl or sockets.
+    #[arg(long, default_value_t = Transport::Auto)]
+    transport: Transport,
+    /// Makes this machine look like so many nodes, between whose ranks there is no way into each other's memory.
+    #[arg(long, value_name = "N")]
+    fake_nodes: Option<NonZeroUsize>,
     /// How long a wait for a peer may last, in milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     wait_budget_ms: u64,
@@ -68,12 +76,14 @@ impl GroupArguments {
         ranks: Option<usize>,
         default: impl FnOnce() -> usize,
     ) -> Result<Group, Error> {
+        let mut config = self.config();
+        (config.transport, config.fake_nodes) = (self.transport, self.fake_nodes);
         match (flux::launch_environment()?, ranks) {
             (Some(launched), Some(ranks)) if launched.world_size != ranks => {
                 Err(Error::OtherRanks { ranks, launched: launched.world_size })
             }
-            (Some(_), _) => Ok(Group::from_env_with(self.config())?),
-            (None, _) => Ok(Group::local_with(ranks.unwrap_or_else(default), self.config())?),
+            (Some(_), _) => Ok(Group::from_env_with(config)?),
+            (None, _) => Ok(Group::local_with(ranks.unwrap_or_else(default), config.overridden()?)?),
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct CudaLauncher {
     sharing: u32,
     /// SMs that all ranks on the GPU together may use.
     sms: u32,
+    /// No SM gets more than one block of a kernel that may wait.
+    one_per_sm: bool,
     has_hopper: bool,
     loaded: Mutex<HashMap<KernelId, Loaded>>,
 }
@@ -50,13 +52,18 @@ struct Loaded {
 unsafe impl Send for Loaded {}
 
 impl CudaLauncher {
-    pub(crate) fn new(device: &Arc<CudaDevice>, sharing: usize, sm_budget: Option<u32>) -> Self {
+    pub(crate) fn new(
+        device: &Arc<CudaDevice>,
+        sharing: usize,
+        sm_budget: Option<u32>,
+        one_per_sm: bool,
+    ) -> Self {
         let sharing = u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
         let all = device.multiprocessors();
         let free = if sharing > 1 { all.saturating_sub(SMS_FOR_COPIES) } else { all };
         let sms = sm_budget.map_or(free, |budget| budget.min(free));
         let has_hopper = hopper::is_supported(device);
-        Self { device: Arc::clone(device), sharing, sms, has_hopper, loaded: Mutex::default() }
+        Self { device: Arc::clone(device), sharing, sms, one_per_sm, has_hopper, loaded: Mutex::default() }
     }
 
     /// Blocks of a launch that leaves room for no other on its SM.
@@ -320,9 +327,14 @@ impl CudaLauncher {
                 ),
             )?;
         }
-        // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs.
-        let waits_for_gemms = self.sharing > 1 && matches!(id, KernelId::Sum(_));
-        let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if waits_for_gemms { 1 } else { u32::MAX });
+        // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs. And what
+        // may wait for kernels that need SMs of their own is to leave whole SMs free.
+        let spread = match id {
+            KernelId::Sum(_) => self.sharing > 1 || self.one_per_sm,
+            KernelId::Gemm(..) => self.one_per_sm,
+            _ => false,
+        };
+        let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if spread { 1 } else { u32::MAX });
         let usable = self.sms * per_sm;
         let blocks = match id {
             KernelId::Push | KernelId::PushHopper => {

@@ -51,6 +51,16 @@ impl Launcher {
     /// that all can run at once: of a GPU's SMs (the entries share its loaded kernels), or of the host's cores, but at
     /// least one thread. `sm_budget` bounds the SMs that all launchers of a GPU use together.
     pub fn sharing(devices: &[Device], sm_budget: Option<u32>) -> Result<Vec<Arc<Self>>> {
+        Self::with(devices, sm_budget, false)
+    }
+
+    /// As [`Launcher::sharing`], beside kernels of others, for which launches may wait, and which need SMs of their own: those
+    /// that `sm_budget` leaves are left whole.
+    pub fn sharing_beside_others(devices: &[Device], sm_budget: Option<u32>) -> Result<Vec<Arc<Self>>> {
+        Self::with(devices, sm_budget, true)
+    }
+
+    fn with(devices: &[Device], sm_budget: Option<u32>, one_per_sm: bool) -> Result<Vec<Arc<Self>>> {
         let mut launchers: Vec<Arc<Self>> = Vec::with_capacity(devices.len());
         for (index, device) in devices.iter().enumerate() {
             let same = |other: &Device| match (device.as_cuda(), other.as_cuda()) {
@@ -64,7 +74,7 @@ impl Launcher {
                 Device::Cuda(gpu) => {
                     let kernels = match launchers.get(first).map(|launcher| &launcher.0) {
                         Some(Kind::Cuda { kernels, .. }) => Arc::clone(kernels),
-                        _ => Arc::new(CudaLauncher::new(gpu, sharing, sm_budget)),
+                        _ => Arc::new(CudaLauncher::new(gpu, sharing, sm_budget, one_per_sm)),
                     };
                     let room = || Scratch::new(device, kernels.blocks());
                     let scratch = kernels.has_hopper().then(room).transpose()?;

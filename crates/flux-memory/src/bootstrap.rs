@@ -1,6 +1,7 @@
 //! What a group of processes needs from whoever started them.
 
 use std::error::Error;
+use std::net::IpAddr;
 
 /// A channel among the processes of a group, one rank each. It is used while a group is formed and while an operation is
 /// built or dropped, never by a call.
@@ -26,6 +27,12 @@ pub trait Bootstrap: Send + Sync + std::fmt::Debug {
     /// waits for peers: it does not block. A channel that cannot know says `None`, and a lost rank is found out by
     /// expired waits.
     fn lost_rank(&self) -> Option<usize> {
+        None
+    }
+
+    /// An address of this process's machine at which ranks of other machines can reach it. Asked for once, while a group is
+    /// formed whose ranks connect with each other by sockets. If the channel does not know, the machine's name is used.
+    fn address(&self) -> Option<IpAddr> {
         None
     }
 }

@@ -130,20 +130,18 @@ pub enum Error {
         /// What it does.
         reason: String,
     },
-    /// Two ranks run on different machines.
+    /// The ranks of a machine are not numbered one after the other.
     #[error(
-        "rank {rank} runs on {host}, rank {other} on {other_host}: memory is shared within a machine only, and there is no \
-         NCCL or NVSHMEM transport between machines yet; start all ranks on one"
+        "ranks {other} and {rank} run on {host}, and others between them elsewhere; number ranks machine by machine (Slurm: \
+         `srun --distribution=block`; Open MPI: `mpirun --map-by slot`)"
     )]
-    OtherMachine {
+    ScatteredRanks {
         /// A rank.
         rank: usize,
-        /// Its machine's name.
-        host: String,
-        /// Another rank.
+        /// An earlier one of the same machine.
         other: usize,
-        /// That one's machine's name.
-        other_host: String,
+        /// The machine's name.
+        host: String,
     },
     /// Memory was to be shared by VMM, and a GPU cannot.
     #[error(

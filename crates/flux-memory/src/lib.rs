@@ -9,6 +9,7 @@ mod error;
 pub mod host;
 mod peers;
 mod per_rank;
+mod reach;
 mod shared;
 mod signal;
 mod sockets;
@@ -27,13 +28,14 @@ pub use device::{Backend, Device};
 pub use error::Error;
 pub use peers::Peers;
 pub use per_rank::PerRank;
+pub use reach::Reach;
 pub use signal::reached;
 pub use space::{Sharing, SymmetricSpace};
 pub use stamp::Stamp;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
 pub use timer::Timer;
-pub use wait::{Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
+pub use wait::{ExchangeFailure, Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
 pub use watchdog::PeerWatch;
 
 /// The result of everything here that can fail.

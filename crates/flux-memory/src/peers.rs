@@ -3,11 +3,12 @@
 use crate::sockets::{Listening, Sockets};
 use crate::{Bootstrap, Error, Result};
 use std::fmt::Display;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// This process among those of its group, all on one machine.
+/// This process among those of its group, on one machine or several.
 ///
 /// Whatever takes a step together is collective: all ranks make the same sequence of these calls, from one thread at a time.
 /// A rank that fails says so in its step, so that all of them fail and nobody waits for it.
@@ -15,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct Peers {
     bootstrap: Arc<dyn Bootstrap>,
     sockets: Sockets,
-    local_rank: usize,
+    /// The ranks of each machine.
+    machines: Vec<Range<usize>>,
     /// Files handed out so far.
     exchanges: AtomicU64,
     /// A failure was told to all ranks, or the channel itself failed: then it need not be told again.
@@ -23,14 +25,14 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Connects this process with the others that `bootstrap` knows. Fails on all ranks if it fails on one, and if they are
-    /// not all on one machine.
+    /// Connects this process with the others that `bootstrap` knows: by a socket with those of its machine. Fails on all ranks
+    /// if it fails on one, and if ranks do not count up machine by machine.
     pub fn connect(bootstrap: Arc<dyn Bootstrap>) -> Result<Arc<Self>> {
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         let mut peers = Self {
             bootstrap,
             sockets: Sockets::default(),
-            local_rank: 0,
+            machines: Vec::new(),
             exchanges: AtomicU64::new(0),
             failure_told: AtomicBool::new(false),
         };
@@ -40,21 +42,19 @@ impl Peers {
             listening.as_ref().map(|listening| own.bytes(listening.path())).map_err(Error::clone);
         let all = peers.exchange("introduce each other", introduced)?;
         let all: Vec<_> = all.iter().map(|bytes| Introduction::read(bytes)).collect();
-        if let Some(other) = all.iter().position(|peer| peer.machine != own.machine) {
-            return Err(Error::OtherMachine {
-                rank,
-                host: own.host,
-                other,
-                other_host: all[other].host.clone(),
-            });
-        }
-        peers.local_rank = rank;
-        let addresses: Vec<_> = all.iter().map(|peer| (peer.pid, peer.path.clone())).collect();
+        peers.machines = machines(&all)?;
+        // What a rank of another machine says of its process and its socket's name means nothing here.
+        let address = |peer: &Introduction| match peer.machine == own.machine {
+            true => (peer.pid, peer.path.clone()),
+            false => Sockets::ELSEWHERE,
+        };
+        let addresses: Vec<_> = all.iter().map(address).collect();
         let sockets = listening.and_then(|listening| Sockets::connect(rank, &addresses, &listening));
         // When all are connected, nobody needs the sockets' names any more: `connect` has dropped them.
         peers.share("connect with each other", sockets).map(|sockets| {
             peers.sockets = sockets;
-            tracing::debug!(rank, world_size, "connected with the other processes of the group");
+            let machines = peers.machines.len();
+            tracing::debug!(rank, world_size, machines, "connected with the other processes of the group");
             Arc::new(peers)
         })
     }
@@ -70,8 +70,14 @@ impl Peers {
     }
 
     /// Which of the machine's processes this is.
-    pub const fn local_rank(&self) -> usize {
-        self.local_rank
+    pub fn local_rank(&self) -> usize {
+        let rank = self.rank();
+        self.machines.iter().find(|machine| machine.contains(&rank)).map_or(0, |machine| rank - machine.start)
+    }
+
+    /// The ranks of each machine, in order.
+    pub fn machines(&self) -> &[Range<usize>] {
+        &self.machines
     }
 
     /// The channel that the processes were connected through.
@@ -138,10 +144,15 @@ impl Peers {
         self.failure_told.load(Ordering::Relaxed)
     }
 
-    /// Hands `own` to all peers, in a step of its own: each rank's file, but for its own.
-    pub(crate) fn exchange_files(&self, own: BorrowedFd<'_>) -> Result<Vec<Option<OwnedFd>>> {
+    /// Hands `own` to those of the machine's peers that are `wanted`, and who want this rank's in turn, in a step of its own:
+    /// the files of those ranks, each in its place.
+    pub(crate) fn exchange_files(
+        &self,
+        own: BorrowedFd<'_>,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Option<OwnedFd>>> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
-        self.share("hand out memory", self.sockets.exchange(self.rank(), own, number))
+        self.share("hand out memory", self.sockets.exchange(self.rank(), own, number, wanted))
     }
 }
 
@@ -184,6 +195,23 @@ impl Said {
     }
 }
 
+/// The ranks of each machine: ranks count up machine by machine.
+fn machines(all: &[Introduction]) -> Result<Vec<Range<usize>>> {
+    let mut machines: Vec<Range<usize>> = Vec::new();
+    for (rank, peer) in all.iter().enumerate() {
+        match machines.last_mut() {
+            Some(last) if all[last.start].machine == peer.machine => last.end = rank + 1,
+            _ => {
+                if let Some(other) = all[..rank].iter().position(|before| before.machine == peer.machine) {
+                    return Err(Error::ScatteredRanks { rank, other, host: peer.host.clone() });
+                }
+                machines.push(rank..rank + 1);
+            }
+        }
+    }
+    Ok(machines)
+}
+
 /// How a process presents itself.
 #[derive(Debug, PartialEq, Eq)]
 struct Introduction {
@@ -222,6 +250,17 @@ impl Introduction {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_count_up_machine_by_machine() {
+        let on = |names: &str| -> Vec<_> {
+            let on = |name: char| Introduction { machine: name.into(), ..Introduction::own() };
+            names.chars().map(on).collect()
+        };
+        assert_eq!(machines(&on("aabccc")).unwrap(), [0..2, 2..3, 3..6]);
+        assert_eq!(machines(&on("")).unwrap(), []);
+        assert!(matches!(machines(&on("abab")), Err(Error::ScatteredRanks { rank: 2, other: 0, .. })));
+    }
 
     #[test]
     fn what_is_said_is_understood() {

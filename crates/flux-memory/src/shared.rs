@@ -3,11 +3,11 @@
 use crate::cuda::shared::{IpcMemory, PinnedMapping, VmmMemory};
 use crate::host::shared::{Mapping, MemoryFile};
 use crate::space::OneRank;
-use crate::{Address, Buffer, Device, Error, Peers, Placement, Result, Sharing};
+use crate::{Address, Buffer, Device, Error, Peers, Placement, Reach, Result, Sharing};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// All ranks' pieces, as this process sees them.
+/// The pieces of all ranks that this process can reach.
 #[derive(Debug)]
 pub(crate) struct SharedPieces {
     own: Option<Piece>,
@@ -46,8 +46,9 @@ enum Handle {
 }
 
 impl SharedPieces {
-    pub(crate) fn allocate(one: &OneRank, bytes: usize, placement: Placement) -> Result<Self> {
+    pub(crate) fn allocate(one: &OneRank, reach: &Reach, bytes: usize, placement: Placement) -> Result<Self> {
         let (peers, rank) = (&one.peers, one.peers.rank());
+        let is_reached = |peer: usize| peer != rank && reach.has(rank, peer);
         let step = format!("allocate {bytes} bytes of {placement} memory");
         let (own, handle) = match create(one, bytes, placement) {
             Ok((own, handle)) => (own, handle),
@@ -59,14 +60,16 @@ impl SharedPieces {
         };
         let said = peers.exchange(&step, Ok(said))?;
         let mut handles: Vec<Option<Handle>> = match &handle {
-            Handle::File(file) => {
-                peers.exchange_files(file.as_fd())?.into_iter().map(|file| file.map(Handle::File)).collect()
-            }
+            Handle::File(file) => peers
+                .exchange_files(file.as_fd(), is_reached)?
+                .into_iter()
+                .map(|file| file.map(Handle::File))
+                .collect(),
             Handle::Bytes(_) => said.into_iter().map(|bytes| Some(Handle::Bytes(bytes))).collect(),
         };
         handles.resize_with(peers.world_size(), || None);
         let mut shared = Self { own: Some(own), of_peers: Vec::new(), peers: Arc::clone(peers) };
-        let opened = handles.into_iter().enumerate().filter(|&(peer, _)| peer != rank).try_for_each(
+        let opened = handles.into_iter().enumerate().filter(|&(peer, _)| is_reached(peer)).try_for_each(
             |(peer, handle)| {
                 let missing = || Error::BadPeer { rank: peer, reason: "it handed out no memory".into() };
                 shared.of_peers.push((peer, open(one, handle.ok_or_else(missing)?, bytes, placement)?));
@@ -77,11 +80,13 @@ impl SharedPieces {
         Ok(shared)
     }
 
-    /// By rank.
+    /// By rank; null where a rank is out of reach.
     pub(crate) fn addresses(&self) -> Vec<Address> {
-        let mut addresses: Vec<_> = self.of_peers.iter().map(|(_, piece)| piece.address()).collect();
-        let rank = self.peers.rank().min(addresses.len());
-        addresses.insert(rank, self.own.as_ref().map_or(Address::NULL, Piece::address));
+        let mut addresses = vec![Address::NULL; self.peers.world_size()];
+        for (peer, piece) in &self.of_peers {
+            addresses[*peer] = piece.address();
+        }
+        addresses[self.peers.rank()] = self.own.as_ref().map_or(Address::NULL, Piece::address);
         addresses
     }
 }

@@ -92,19 +92,25 @@ impl Drop for Directory {
 pub(crate) struct Sockets(Vec<Option<UnixStream>>);
 
 impl Sockets {
-    /// Connects with all of `peers`, of each its process and its socket's name: with those before `rank` by asking, with those
-    /// behind it by being asked.
+    /// Stands for a peer on another machine, with which this one is not connected.
+    pub(crate) const ELSEWHERE: (i32, String) = (0, String::new());
+
+    /// Connects with all of `peers` that are not elsewhere, of each its process and its socket's name: with those before `rank`
+    /// by asking, with those behind it by being asked.
     pub(crate) fn connect(rank: usize, peers: &[(i32, String)], listening: &Listening) -> Result<Self> {
         let deadline = Instant::now() + LIMIT;
         let mut streams: Vec<Option<UnixStream>> = peers.iter().map(|_| None).collect();
-        for (peer, (pid, path)) in peers.iter().enumerate().take(rank) {
+        let is_here = |peer: usize| peers[peer].0 != Self::ELSEWHERE.0;
+        for (peer, (pid, path)) in peers.iter().enumerate().take(rank).filter(|&(peer, _)| is_here(peer)) {
             let mut stream = UnixStream::connect(path).map_err(failed("connect"))?;
             check_credentials(&stream, *pid).map_err(|reason| Error::BadPeer { rank: peer, reason })?;
             stream.write_all(&(rank as u64).to_le_bytes()).map_err(failed("write"))?;
             streams[peer] = Some(stream);
         }
         listening.listener.set_nonblocking(true).map_err(failed("fcntl"))?;
-        while let Some(missing) = (rank + 1..peers.len()).find(|&peer| streams[peer].is_none()) {
+        while let Some(missing) =
+            (rank + 1..peers.len()).find(|&peer| is_here(peer) && streams[peer].is_none())
+        {
             match listening.listener.accept() {
                 Ok((stream, _)) => match greeted(stream, peers) {
                     Ok((peer, stream)) if peer > rank && streams[peer].is_none() => {
@@ -130,22 +136,24 @@ impl Sockets {
         Ok(Self(streams))
     }
 
-    /// Sends `own` to all peers and receives theirs, each rank's in its place. `number` is the same on all ranks.
+    /// Sends `own` to all peers that are `wanted` and receives theirs, each rank's in its place. `number` is the same on all
+    /// ranks.
     pub(crate) fn exchange(
         &self,
         rank: usize,
         own: BorrowedFd<'_>,
         number: u64,
+        wanted: impl Fn(usize) -> bool,
     ) -> Result<Vec<Option<OwnedFd>>> {
         // A few bytes to each: the kernel keeps them, and nobody has to read before all are sent.
-        for stream in self.0.iter().flatten() {
-            send(stream, own, number)?;
+        for (_, stream) in self.0.iter().enumerate().filter(|&(peer, _)| wanted(peer)) {
+            stream.as_ref().map_or(Ok(()), |stream| send(stream, own, number))?;
         }
         let receive = |(peer, stream): (usize, &Option<UnixStream>)| match stream {
-            None => Ok(None),
-            Some(stream) => {
+            Some(stream) if wanted(peer) => {
                 receive(stream, number).map(Some).map_err(|reason| Error::BadPeer { rank: peer, reason })
             }
+            _ => Ok(None),
         };
         let mut files: Vec<_> = self.0.iter().enumerate().map(receive).collect::<Result<_>>()?;
         files.resize_with(files.len().max(rank + 1), || None);

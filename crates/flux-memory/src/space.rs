@@ -1,6 +1,6 @@
 //! Where the ranks of a group live: what symmetric memory is allocated in.
 
-use crate::{Device, Error, Peers, Result};
+use crate::{Device, Error, Peers, Reach, Result};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,9 +29,13 @@ impl Display for Sharing {
 }
 
 /// The ranks among which memory is symmetric: all of this process, or one here and each of its peers in a process of its own.
+/// Not all of them need be able to address each other's ([`Reach`]).
 /// Cloning gives another handle to the same space.
 #[derive(Clone, Debug)]
-pub struct SymmetricSpace(Kind);
+pub struct SymmetricSpace {
+    kind: Kind,
+    reach: Arc<Reach>,
+}
 
 #[derive(Clone, Debug)]
 enum Kind {
@@ -52,11 +56,22 @@ impl SymmetricSpace {
     /// All ranks live in this process, rank r on `devices[r]`. Several may share a device. Devices must be able to address one
     /// another's memory ([`Device::enable_peer_access`]) unless it is pinned host memory.
     pub fn here(devices: &[Device]) -> Self {
-        Self(Kind::Here(devices.into()))
+        Self { kind: Kind::Here(devices.into()), reach: Arc::new(Reach::one_node(devices.len())) }
     }
 
-    /// This process is one rank, on `device`, among `peers`. Collective, as is every allocation in it: all ranks make the same
-    /// ones, in the same order.
+    /// The same ranks, of which only those that `reach` says address each other's memory.
+    #[must_use]
+    pub fn with_reach(self, reach: Reach) -> Self {
+        Self { reach: Arc::new(reach), ..self }
+    }
+
+    /// Who can address whose memory.
+    pub const fn reach(&self) -> &Arc<Reach> {
+        &self.reach
+    }
+
+    /// This process is one rank, on `device`, among `peers`, of which those on one machine address each other's memory.
+    /// Collective, as is every allocation in it: all ranks make the same ones, in the same order.
     pub fn among(peers: &Arc<Peers>, device: &Device, sharing: Sharing) -> Result<Self> {
         let can_vmm = device.as_cuda().is_none_or(|gpu| gpu.shares_by_file());
         let can = peers.exchange("say how memory can be shared", Ok(vec![u8::from(can_vmm)]))?;
@@ -70,26 +85,26 @@ impl SymmetricSpace {
         if device.as_cuda().is_some() {
             tracing::debug!(%sharing, "how processes share GPU memory");
         }
-        Ok(Self(Kind::AmongProcesses(Arc::new(OneRank {
-            peers: Arc::clone(peers),
-            device: device.clone(),
-            sharing,
-        }))))
+        let one = OneRank { peers: Arc::clone(peers), device: device.clone(), sharing };
+        let reach = Reach::of(peers.machines().to_vec());
+        Ok(Self { kind: Kind::AmongProcesses(Arc::new(one)), reach: Arc::new(reach) })
     }
 
-    /// The same ranks, with memory of the host that only their CPUs use.
+    /// The same ranks, with memory of the host that only their CPUs use: those of each node address each other's, whatever
+    /// their devices can do.
     pub fn on_host(&self) -> Self {
-        Self(match &self.0 {
+        let kind = match &self.kind {
             Kind::Here(devices) => Kind::Here(devices.iter().map(|_| Device::host()).collect()),
             Kind::AmongProcesses(one) => {
                 Kind::AmongProcesses(Arc::new(OneRank { device: Device::host(), ..OneRank::clone(one) }))
             }
-        })
+        };
+        Self { kind, reach: Arc::new(self.reach.within_nodes()) }
     }
 
     /// Ranks in all.
     pub fn world_size(&self) -> usize {
-        match &self.0 {
+        match &self.kind {
             Kind::Here(devices) => devices.len(),
             Kind::AmongProcesses(one) => one.peers.world_size(),
         }
@@ -97,7 +112,7 @@ impl SymmetricSpace {
 
     /// The ranks that live in this process.
     pub fn local_ranks(&self) -> Range<usize> {
-        match &self.0 {
+        match &self.kind {
             Kind::Here(devices) => 0..devices.len(),
             Kind::AmongProcesses(one) => one.peers.rank()..one.peers.rank() + 1,
         }
@@ -105,7 +120,7 @@ impl SymmetricSpace {
 
     /// The other processes, if there are any to take steps with.
     pub fn peers(&self) -> Option<&Arc<Peers>> {
-        match &self.0 {
+        match &self.kind {
             Kind::Here(_) => None,
             Kind::AmongProcesses(one) => Some(&one.peers),
         }
@@ -125,9 +140,9 @@ impl SymmetricSpace {
 
     /// All devices, or this process's place.
     pub(crate) fn ranks(&self) -> Ranks<'_> {
-        match &self.0 {
+        match &self.kind {
             Kind::Here(devices) => Ranks::Here(devices),
-            Kind::AmongProcesses(one) => Ranks::AmongProcesses(one),
+            Kind::AmongProcesses(one) => Ranks::AmongProcesses(one, &self.reach),
         }
     }
 }
@@ -135,7 +150,7 @@ impl SymmetricSpace {
 /// A look into a space.
 pub(crate) enum Ranks<'a> {
     Here(&'a [Device]),
-    AmongProcesses(&'a Arc<OneRank>),
+    AmongProcesses(&'a Arc<OneRank>, &'a Reach),
 }
 
 impl From<&SymmetricSpace> for SymmetricSpace {

@@ -1,10 +1,10 @@
-//! Symmetric memory: every rank owns one buffer of the same size, and can address its peers'.
+//! Symmetric memory: every rank owns one buffer of the same size, and can address those of its peers that it can reach.
 
 use crate::shared::SharedPieces;
 use crate::space::Ranks;
 use crate::{Address, Buffer, Placement, Result, SymmetricSpace};
 
-/// One buffer per rank, all of the same size; every rank may address all of them.
+/// One buffer per rank, all of the same size; a rank may address those of the ranks that [`crate::Reach`] says.
 ///
 /// The owner drops it only after the last stream operation of this process on it has ended. Peers in other processes may still
 /// use this rank's then: what they have mapped stays until they drop theirs.
@@ -34,15 +34,16 @@ impl SymmetricBuffer {
                 let addresses = buffers.iter().map(Buffer::address).collect();
                 Ok(Self { addresses, bytes, _memory: Memory::Here { _buffers: buffers } })
             }
-            Ranks::AmongProcesses(one) => {
-                let pieces = SharedPieces::allocate(one, bytes, placement)?;
+            Ranks::AmongProcesses(one, reach) => {
+                let pieces = SharedPieces::allocate(one, reach, bytes, placement)?;
                 let addresses = pieces.addresses();
                 Ok(Self { addresses, bytes, _memory: Memory::AmongProcesses { _pieces: pieces } })
             }
         }
     }
 
-    /// The address of `rank`'s buffer, valid on the device of every rank of this process; null for a rank outside the group.
+    /// The address of `rank`'s buffer, valid on the device of every rank of this process that can
+    /// reach it; null for a rank outside the group, or one of another process that this one's cannot reach.
     pub fn address(&self, rank: usize) -> Address {
         self.addresses.get(rank).copied().unwrap_or(Address::NULL)
     }

@@ -68,6 +68,15 @@ impl WaitSite {
     pub const NO_TILE: u32 = u32::MAX;
 }
 
+/// What was to be sent to a peer, or received from it, and was not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeFailure {
+    /// The peer, if it is known which.
+    pub peer: Option<usize>,
+    /// What happened, for people.
+    pub reason: String,
+}
+
 /// One rank's record of its first expired wait.
 #[derive(Debug)]
 pub struct FaultLog {
@@ -86,6 +95,8 @@ struct Record {
     from_watchdog: Mutex<Option<Fault>>,
     /// A rank whose process has gone: nothing is waited for any more.
     lost: OnceLock<usize>,
+    /// Nothing more can be sent to peers and received from them: likewise.
+    exchange_failed: OnceLock<ExchangeFailure>,
     /// Where the watchdog reads and writes signals while the rank's other streams are stuck.
     rescue: Option<CudaStream>,
 }
@@ -96,8 +107,14 @@ impl FaultLog {
         let record = Buffer::allocate(device, size_of::<Fault>() + size_of::<u32>(), Placement::PinnedHost)?;
         let flag = Buffer::allocate(device, 2 * size_of::<u32>(), Placement::Device)?;
         let rescue = device.as_cuda().map(|gpu| CudaStream::new(gpu, Priority::Rescue)).transpose()?;
-        let record =
-            Record { fault: record, flag, from_watchdog: Mutex::new(None), lost: OnceLock::new(), rescue };
+        let record = Record {
+            fault: record,
+            flag,
+            from_watchdog: Mutex::new(None),
+            lost: OnceLock::new(),
+            exchange_failed: OnceLock::new(),
+            rescue,
+        };
         Ok(Arc::new(Self { rank, budget, record: Arc::new(record) }))
     }
 
@@ -140,11 +157,33 @@ impl FaultLog {
         self.record.lost.get().copied()
     }
 
-    /// Ends all waits of this rank, now and later, because the process of `lost` has gone.
-    pub(crate) fn give_up(&self, lost: usize) -> Result<()> {
+    /// What could not be sent or received, if something could not: all waits of this rank have given up, or will at once.
+    pub fn exchange_failure(&self) -> Option<&ExchangeFailure> {
+        self.record.exchange_failed.get()
+    }
+
+    /// Whether nothing is waited for any more: a wait has expired, a rank is lost, or an exchange has failed.
+    pub fn has_given_up(&self) -> bool {
+        self.lost_rank().is_some() || self.exchange_failure().is_some() || self.fault().is_some()
+    }
+
+    /// Ends all waits of this rank, now and later, because the process of `lost` has gone. Only the first loss counts.
+    pub fn give_up(&self, lost: usize) -> Result<()> {
         if self.record.lost.set(lost).is_err() {
             return Ok(());
         }
+        self.raise_flag()
+    }
+
+    /// Ends all waits of this rank, now and later, because of `failure`. Only the first one counts.
+    pub fn fail_exchange(&self, failure: ExchangeFailure) -> Result<()> {
+        if self.record.exchange_failed.set(failure).is_err() {
+            return Ok(());
+        }
+        self.raise_flag()
+    }
+
+    fn raise_flag(&self) -> Result<()> {
         let flag = self.record.flag.address();
         match &self.record.rescue {
             // SAFETY: the flag belongs to this log.

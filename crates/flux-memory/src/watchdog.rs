@@ -115,9 +115,9 @@ fn run() {
                 _ => (wanted, Instant::now()),
             });
             let Some((wanted, begin)) = *since else { continue };
-            // After a rank's first fault, or the loss of a peer, nothing of it is waited for any more.
+            // After a rank's first fault, of whatever kind, nothing of it is waited for any more.
             let log = place.log();
-            if begin.elapsed() > log.budget() || log.fault().is_some() || log.lost_rank().is_some() {
+            if begin.elapsed() > log.budget() || log.has_given_up() {
                 *since = Some((wanted, Instant::now())); // if the rescue itself fails, it is tried again
                 if let Err(error) = end_wait(place, wanted) {
                     tracing::error!(%error, "a stream's expired wait could not be ended");

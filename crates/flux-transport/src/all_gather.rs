@@ -4,11 +4,13 @@
 //! [`AllGather::transfer`] start the transfers; then whatever reads the gathered rows (a GEMM that
 //! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else: [`Awaited`]); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
+//!
+//! Between ranks that cannot address each other, shards are sent and received: `gather_exchange.rs`.
 
 use crate::link::{Link, PeerWords, check_rank, here};
 use crate::rows::Layout;
 use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
-use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
 use std::sync::Arc;
 
@@ -43,6 +45,7 @@ pub struct AllGather {
     /// First, so that they are dropped first: their wait points before the signals.
     pub(crate) ranks: PerRank<Rank>,
     pub(crate) world_size: usize,
+    pub(crate) reach: Arc<Reach>,
     pub(crate) transfer: Box<dyn DataTransfer>,
     pub(crate) spec: AllGatherSpec,
     pub(crate) largest: Chunks,
@@ -65,11 +68,12 @@ pub(crate) struct Rank {
     pub(crate) link: Link,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
-    /// All peers' acknowledgements. Pull: before this rank's shard is overwritten. Push: before it goes to all at once.
+    /// The acknowledgements of all peers in reach. Pull: before this rank's shard is overwritten. Push: before it goes to all
+    /// at once.
     pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
-    shard_arrived: Vec<Arc<WaitPoint>>,
+    pub(crate) shard_arrived: Vec<Arc<WaitPoint>>,
 }
 
 impl AllGather {
@@ -98,10 +102,11 @@ impl AllGather {
         let ranks = Link::all(members, largest.signals())?.try_map(|rank, link| {
             let log = &members.faults[rank];
             let others = || (0..world_size).filter(move |&peer| peer != rank);
+            let in_reach = members.space.reach().of_rank(rank).filter(|&peer| peer != rank);
             Ok::<_, Error>(Rank {
                 link,
                 may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                all_acked: acks.wait_point(&signals, log, spec.op, rank, others())?,
+                all_acked: acks.wait_point(&signals, log, spec.op, rank, in_reach)?,
                 all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                 shard_arrived: Vec::new(),
             })
@@ -109,6 +114,7 @@ impl AllGather {
         let mut gather = Self {
             ranks,
             world_size,
+            reach: Arc::clone(members.space.reach()),
             transfer,
             spec,
             largest,
@@ -247,6 +253,8 @@ impl AllGather {
                 }
             }
         }
+        // SAFETY: as above.
+        unsafe { self.exchange(rank, epoch, rows, shard, awaited)? };
         link.end()
     }
 
@@ -254,7 +262,7 @@ impl AllGather {
     /// As for [`AllGather::stage`].
     unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Rows, awaited: Awaited) -> Result<()> {
         let state = &self.ranks[rank];
-        for peer in push_order(rank, self.world_size) {
+        for peer in push_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
             let chunks = self.chunks(peer, rows)?;
             let first_row = chunks.shards().range(rank).start;
             // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
@@ -262,9 +270,9 @@ impl AllGather {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
                 for index in 0..chunks.count(rank) {
                     let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
-                    self.move_chunk((rank, peer), index, &chunks, from, epoch, awaited)?;
+                    self.move_chunk(rank, (rank, peer), index, &chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(rank, peer, epoch, awaited)?;
+                self.raise_arrived(rank, (rank, peer), epoch, awaited)?;
             }
         }
         Ok(())
@@ -281,7 +289,7 @@ impl AllGather {
         awaited: Awaited,
     ) -> Result<()> {
         let state = &self.ranks[rank];
-        for peer in arrival_order(rank, self.world_size) {
+        for peer in arrival_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
             // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
             unsafe {
                 state.link.transfers.wait_values(&state.may_move[peer], epoch)?;
@@ -294,9 +302,9 @@ impl AllGather {
                             self.outbox_layout.rows_at(outbox.address(peer), row, with_side)
                         }
                     };
-                    self.move_chunk((peer, rank), index, chunks, from, epoch, awaited)?;
+                    self.move_chunk(rank, (peer, rank), index, chunks, from, epoch, awaited)?;
                 }
-                self.raise_arrived(peer, rank, epoch, awaited)?;
+                self.raise_arrived(rank, (peer, rank), epoch, awaited)?;
                 let done = std::iter::once(peer);
                 self.acks.raise(&self.signals, &state.link.transfers, rank, done, epoch)?;
             }
@@ -304,12 +312,14 @@ impl AllGather {
         Ok(())
     }
 
-    /// Moves chunk `index` of rank `from`'s shard to rank `to`, on the stream of whoever moves it.
+    /// Moves chunk `index` of rank `from`'s shard to rank `to`, on the stream of `mover`.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn move_chunk(
+    #[allow(clippy::too_many_arguments)] // who moves what from where to whom, of which call
+    pub(crate) unsafe fn move_chunk(
         &self,
+        mover: usize,
         (from, to): (usize, usize),
         index: usize,
         chunks: &Chunks,
@@ -327,7 +337,6 @@ impl AllGather {
             bytes: rows.len() * self.spec.row_bytes,
             signal: raised.map_or(Address::NULL, |signal| self.signals.word(to, signal)),
         };
-        let mover = if self.spec.direction == Direction::Push { from } else { to };
         let route = (from, to, signal);
         let link = &self.ranks[mover].link;
         // SAFETY: the caller's promise.
@@ -343,11 +352,16 @@ impl AllGather {
 
     /// # Safety
     /// As for [`AllGather::stage`].
-    unsafe fn raise_arrived(&self, from: usize, to: usize, epoch: u32, awaited: Awaited) -> Result<()> {
+    pub(crate) unsafe fn raise_arrived(
+        &self,
+        mover: usize,
+        (from, to): (usize, usize),
+        epoch: u32,
+        awaited: Awaited,
+    ) -> Result<()> {
         if awaited != Awaited::Shards || self.is_lost(from, to) {
             return Ok(());
         }
-        let mover = if self.spec.direction == Direction::Push { from } else { to };
         let transfers = &self.ranks[mover].link.transfers;
         // SAFETY: the caller's promise.
         unsafe { self.arrived.raise(&self.signals, transfers, from, std::iter::once(to), epoch) }
@@ -409,8 +423,9 @@ impl AllGather {
         link.release(compute)
     }
 
-    fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
-        (0..self.world_size).filter(move |&peer| peer != rank)
+    /// The peers that `rank` can address.
+    pub(crate) fn others(&self, rank: usize) -> impl Iterator<Item = usize> {
+        self.reach.of_rank(rank).filter(move |&peer| peer != rank)
     }
 
     /// Waits on this thread until all calls and transfers have ended.

@@ -19,6 +19,40 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// There is no way to a rank that cannot be addressed.
+    #[error(
+        "rank {rank} cannot address the memory of all its peers, and has no `Exchange` with the others; give `Members` one"
+    )]
+    NoExchange {
+        /// The rank.
+        rank: usize,
+    },
+    /// The space is of more ranks, or of fewer, than its reach.
+    #[error(
+        "the nodes hold {reached} ranks, but there are {world_size}; give the space a `Reach` of its own ranks"
+    )]
+    WrongReach {
+        /// Ranks of the reach.
+        reached: usize,
+        /// Ranks of the space.
+        world_size: usize,
+    },
+    /// Ranks could not be connected with each other.
+    #[error("rank {rank} could not be connected with those whose memory it cannot address: {reason}")]
+    NotConnected {
+        /// This rank.
+        rank: usize,
+        /// What happened.
+        reason: String,
+    },
+    /// NCCL failed, or is missing.
+    #[error("{what}: {reason}")]
+    Nccl {
+        /// What it was to do.
+        what: &'static str,
+        /// NCCL's words, or where it was looked for.
+        reason: String,
+    },
     /// A rank outside the group.
     #[error("rank {rank} is out of range; the group has ranks 0 to {}", world_size.saturating_sub(1))]
     RankOutOfRange {

@@ -2,28 +2,38 @@
 
 mod all_gather;
 mod error;
+mod exchange;
+mod gather_exchange;
 mod launch_environment;
 mod link;
+mod nccl;
 mod relay;
 mod rendezvous;
 mod rows;
 mod scatter;
+mod scatter_exchange;
 mod shard_push;
+mod socket_exchange;
 mod trace;
 mod transfer;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
+pub use exchange::{Exchange, Message};
 pub use flux_swizzle::{End, Taper};
 pub use launch_environment::{LaunchEnvironment, LaunchError, Launcher, Master};
 pub use link::{Members, SignalLoss};
+pub use nccl::{NcclExchange, SMS_FOR_NCCL};
 pub use relay::Target;
 pub use rendezvous::{RendezvousError, RendezvousSpec, TcpBootstrap};
 pub use rows::Rows;
 pub use scatter::{Scatter, ScatterSpec};
 pub use shard_push::{PushPlan, PushRoute, PushWay, ShardPush};
+pub use socket_exchange::SocketExchange;
 pub use trace::{Moved, TransferLog};
 pub use transfer::{Awaited, Chunk, DataTransfer, Direction, PeerCopy};
+
+use exchange::ExchangeLink;
 
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

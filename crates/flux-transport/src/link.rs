@@ -1,6 +1,6 @@
 //! What each rank needs to take part in a transfer.
 
-use crate::{Error, Result, TransferLog};
+use crate::{Error, Exchange, ExchangeLink, Result, TransferLog};
 use flux_memory::{
     Address, Device, Event, FaultLog, PerRank, Stream, SymmetricSignals, SymmetricSpace, WaitPoint, WaitSite,
 };
@@ -18,6 +18,8 @@ pub struct Members {
     /// The end of rank r's last call, of whatever operation: its calls come one after the other. Two that wait for peers
     /// at the same time could each hold what the other's peers need.
     pub last_calls: PerRank<Arc<Event>>,
+    /// How rank r sends to the ranks that it cannot address, and receives from them; none where there are no such ranks.
+    pub exchanges: PerRank<Option<Arc<dyn Exchange>>>,
     /// Whether it is noted when chunks move ([`crate::TransferLog`]).
     pub trace: bool,
 }
@@ -28,7 +30,8 @@ impl Members {
         Self::of(SymmetricSpace::here(&devices), devices.into(), faults.into())
     }
 
-    /// The ranks of `space`: for each that lives in this process, its device and log.
+    /// The ranks of `space`: for each that lives in this process, its device and log. If some cannot address each other,
+    /// [`Members::exchanges`] is to be filled in.
     pub fn of(
         space: SymmetricSpace,
         devices: PerRank<Device>,
@@ -36,7 +39,8 @@ impl Members {
     ) -> Result<Self> {
         let event = |rank| Event::new(&devices[rank]).map(Arc::new);
         let last_calls = PerRank::try_new(devices.ranks(), event)?;
-        Ok(Self { space, devices, faults, last_calls, trace: false })
+        let exchanges = PerRank::new(devices.ranks(), |_| None);
+        Ok(Self { space, devices, faults, last_calls, exchanges, trace: false })
     }
 
     /// How many ranks there are.
@@ -68,11 +72,19 @@ pub(crate) struct Link {
     last_call: Arc<Event>,
     /// When chunks move, if somebody wants to know.
     pub(crate) log: Option<TransferLog>,
+    /// To and from the ranks that cannot be addressed; none where there are none.
+    pub(crate) exchange: Option<ExchangeLink>,
 }
 
 impl Link {
-    fn new(device: &Device, last_call: &Arc<Event>, log: Option<TransferLog>) -> Result<Self> {
+    fn new(
+        device: &Device,
+        last_call: &Arc<Event>,
+        log: Option<TransferLog>,
+        exchange: Option<ExchangeLink>,
+    ) -> Result<Self> {
         Ok(Self {
+            exchange,
             transfers: device.transfer_stream()?,
             begin: Event::new(device)?,
             end: Event::new(device)?,
@@ -84,16 +96,25 @@ impl Link {
     /// One for each rank of this process, on which a call moves at most `chunks` chunks.
     pub(crate) fn all(members: &Members, chunks: usize) -> Result<PerRank<Self>> {
         let Members { devices, faults, last_calls, .. } = members;
-        let ranks = members.local_ranks();
+        let (ranks, reach) = (members.local_ranks(), members.space.reach());
         if [devices.ranks(), faults.ranks(), last_calls.ranks()].iter().any(|of| *of != ranks) {
             let [devices, logs, events] =
                 [devices.ranks(), faults.ranks(), last_calls.ranks()].map(|of| of.len());
             return Err(Error::IncompleteMembers { devices, logs, events });
         }
+        let (reached, world_size) = (reach.world_size(), members.world_size());
+        if reached != world_size {
+            return Err(Error::WrongReach { reached, world_size });
+        }
         PerRank::try_new(ranks, |rank| {
             let device = &devices[rank];
             let log = members.trace.then(|| TransferLog::new(device, chunks)).transpose()?;
-            Self::new(device, &last_calls[rank], log)
+            let exchange = match members.exchanges.get(rank) {
+                _ if reach.is_complete() => None,
+                Some(Some(exchange)) => Some(ExchangeLink::new(device, exchange, &faults[rank])?),
+                _ => return Err(Error::NoExchange { rank }),
+            };
+            Self::new(device, &last_calls[rank], log, exchange)
         })
     }
 
@@ -104,17 +125,35 @@ impl Link {
 
     /// Transfers from here on see what `compute` has done so far.
     pub(crate) fn fork(&self, compute: &Stream) -> Result<()> {
-        compute.record(&self.begin)?;
+        self.fork_exchange(compute)?; // records the same event
+        if self.exchange.is_none() {
+            compute.record(&self.begin)?;
+        }
         Ok(self.transfers.wait(&self.begin)?)
+    }
+
+    /// The same, of what is sent to ranks that cannot be addressed, and received from them, only.
+    pub(crate) fn fork_exchange(&self, compute: &Stream) -> Result<()> {
+        if let Some(exchange) = &self.exchange {
+            compute.record(&self.begin)?;
+            exchange.stream.wait(&self.begin)?;
+        }
+        Ok(())
     }
 
     /// Marks the end of this call's transfers.
     pub(crate) fn end(&self) -> Result<()> {
+        if let Some(exchange) = &self.exchange {
+            exchange.stream.record(&exchange.end)?;
+        }
         Ok(self.transfers.record(&self.end)?)
     }
 
     /// `compute` goes on only after this call's transfers.
     pub(crate) fn join(&self, compute: &Stream) -> Result<()> {
+        if let Some(exchange) = &self.exchange {
+            compute.wait(&exchange.end)?;
+        }
         Ok(compute.wait(&self.end)?)
     }
 
@@ -125,7 +164,8 @@ impl Link {
 
     /// Waits on this thread for all calls and transfers to end: memory may be freed afterwards.
     pub(crate) fn settle(&self) {
-        for ended in [self.last_call.synchronize(), self.transfers.synchronize()] {
+        let exchanged = self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.stream.synchronize());
+        for ended in [self.last_call.synchronize(), self.transfers.synchronize(), exchanged] {
             if let Err(error) = ended {
                 tracing::warn!(%error, "transfers ended with an error");
             }

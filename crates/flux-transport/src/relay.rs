@@ -30,7 +30,7 @@ pub struct Target {
 #[derive(Debug)]
 pub(crate) struct Relay {
     /// First, so that they are dropped first: wait points before the signals.
-    waits: PerRank<Waits>,
+    pub(crate) waits: PerRank<Waits>,
     /// Each rank's tiles for the others, laid out like their slots, `[owner][slot rows]`: what a tile writes below a
     /// shard's end is no other shard's.
     tiles: Arc<SymmetricBuffer>,
@@ -40,17 +40,17 @@ pub(crate) struct Relay {
     largest: Chunks,
     taper: Taper,
     block_rows: usize,
-    row_bytes: usize,
+    pub(crate) row_bytes: usize,
     slot_bytes: usize,
 }
 
 /// What one rank's transfer stream waits for.
 #[derive(Debug)]
-struct Waits {
+pub(crate) struct Waits {
     /// Of each owner: it has summed what its slot held.
     acked: Vec<Arc<WaitPoint>>,
     /// Of each chunk, `[owner][chunk]`: the rank's own GEMM has written it.
-    written: Vec<Arc<WaitPoint>>,
+    pub(crate) written: Vec<Arc<WaitPoint>>,
 }
 
 impl Relay {
@@ -91,7 +91,7 @@ impl Relay {
         Arc::clone(&self.tiles)
     }
 
-    fn target(&self, rank: usize, owner: usize) -> Target {
+    pub(crate) fn target(&self, rank: usize, owner: usize) -> Target {
         Target {
             slot: self.tiles.address(rank).add(owner * self.slot_bytes),
             signals: self.written.word(rank, self.largest.signal(owner, 0)),
@@ -100,13 +100,17 @@ impl Relay {
     }
 
     /// The chunks in which the tiles of a call with `shards` travel from `rank`.
-    fn chunks(&self, rank: usize, shards: Shards) -> Result<Chunks> {
+    pub(crate) fn chunks(&self, rank: usize, shards: Shards) -> Result<Chunks> {
         let chunks = Chunks::new(shards, self.largest.chunk_rows())?;
         Ok(chunks.tapered(self.taper, rank).numbered_as(&self.largest))
     }
 
     /// The chunks of `owner`'s shard: the rows of each, counted from the shard's first, and its blocks.
-    fn cut(&self, chunks: &Chunks, owner: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    pub(crate) fn cut(
+        &self,
+        chunks: &Chunks,
+        owner: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let (chunks, block_rows) = (*chunks, self.block_rows);
         let begin = chunks.shards().range(owner).start;
         (0..chunks.count(owner)).map(move |index| {
@@ -118,11 +122,17 @@ impl Relay {
 }
 
 impl Scatter {
+    /// Whether `rank`'s tiles for `owner` are relayed: if so wanted, and always if the owner is out of reach. Its own never are.
+    pub fn relays(&self, rank: usize, owner: usize) -> bool {
+        let out_of_reach = !self.reach.has(rank, owner);
+        self.relay.is_some() && owner != rank && (self.spec.relayed || out_of_reach)
+    }
+
     /// Where `rank`'s GEMM writes the tiles that `owner` sums: to where they are relayed from, or straight into its slot at
     /// the owner. Its own tiles always go straight into its own slot.
     pub fn target(&self, rank: usize, owner: usize) -> Target {
         match &self.relay {
-            Some(relay) if owner != rank => relay.target(rank, owner),
+            Some(relay) if self.relays(rank, owner) => relay.target(rank, owner),
             _ => Target {
                 slot: self.slot(owner, rank),
                 signals: self.block_signals(owner, rank),
@@ -150,15 +160,16 @@ impl Scatter {
     /// As for [`Scatter::begin`], which comes before.
     pub unsafe fn begin_relay(&self, rank: usize, compute: &Stream) -> Result<()> {
         let link = &here(&self.ranks, rank, self.world_size)?.link;
+        // Not earlier: the bound of the wait for the first tile is not to run while the GEMM is queued.
         match self.relay {
-            // Not earlier: the bound of the wait for the first tile is not to run while the GEMM is queued.
             Some(_) => link.fork(compute),
-            None => Ok(()),
+            None => link.fork_exchange(compute),
         }
     }
 
     /// Carries the tiles that `rank`'s GEMM of call `epoch`, enqueued before, writes to [`Scatter::target`], to their
-    /// owners, from the next rank around: the order in which they are computed. Does nothing if none are relayed.
+    /// owners, from the next rank around: the order in which they are computed. Where tiles go to all, it carries them to the
+    /// ranks out of reach. Does nothing if none are relayed.
     ///
     /// # Safety
     /// As for [`Scatter::begin`].
@@ -168,11 +179,21 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let Some(relay) = &self.relay else { return Ok(()) };
-        let chunks = relay.chunks(rank, Shards::new(rows, world_size)?)?;
-        for owner in (1..world_size).map(|step| (rank + step) % world_size) {
+        let Some(relay) = &self.relay else {
             // SAFETY: the caller's promise.
-            unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
+            unsafe { self.exchange_to_all(rank, epoch, rows)? };
+            return link.end();
+        };
+        let shards = Shards::new(rows, world_size)?;
+        let chunks = relay.chunks(rank, shards)?;
+        for step in 1..world_size {
+            // SAFETY: the caller's promise.
+            unsafe { self.exchange_tiles(relay, rank, step, epoch, shards)? };
+            let owner = (rank + step) % world_size;
+            if self.relays(rank, owner) && self.reach.has(rank, owner) {
+                // SAFETY: the caller's promise.
+                unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
+            }
         }
         link.end()
     }

@@ -7,13 +7,15 @@
 //! [`Scatter::transfer_rest`], destination by destination. Then the owner sums its slots, and [`Scatter::release`] lets the
 //! sources overwrite them.
 //!
+//! Between ranks that cannot address each other, rows are sent and received: `scatter_exchange.rs`.
+//!
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
-use crate::link::{Link, PeerWords, check_rank, here};
+use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
-use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,21 +57,22 @@ pub struct Scatter {
     /// First, so that they are dropped first: their wait points before the signals.
     pub(crate) ranks: PerRank<Rank>,
     pub(crate) world_size: usize,
+    pub(crate) reach: Arc<Reach>,
     pub(crate) relay: Option<Relay>,
     pub(crate) transfer: Box<dyn DataTransfer>,
     pub(crate) spec: ScatterSpec,
     /// Every rank owns all rows.
-    to_all: bool,
+    pub(crate) to_all: bool,
     slot_rows: usize,
     /// In a slot.
     blocks: usize,
     slots: SymmetricBuffer,
     partial: Option<Arc<SymmetricBuffer>>,
-    signals: SymmetricSignals,
+    pub(crate) signals: SymmetricSignals,
     /// Takes the signals of a rehearsed loss.
     lost: SymmetricSignals,
     /// The source's rows have arrived in its slot.
-    arrived: PeerWords,
+    pub(crate) arrived: PeerWords,
     /// The destination has summed what this rank wrote to it.
     acks: PeerWords,
     /// Pull: the source's partial rows may be read.
@@ -87,6 +90,9 @@ pub(crate) struct Rank {
     all_pulled: Arc<WaitPoint>,
     /// The last epoch in which peers were to read them, or [`NO_PULL`].
     last_pull: AtomicU64,
+    /// Of each block of rows in the rank's own slot: its own GEMM has written it. Only where tiles go to all, and some ranks
+    /// are out of reach.
+    pub(crate) own_written: Vec<Arc<WaitPoint>>,
 }
 
 impl Scatter {
@@ -109,6 +115,7 @@ impl Scatter {
         let world_size = members.world_size();
         let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
         let (slot_rows, space) = (chunks.shards().max_rows(), &members.space);
+        let reach = Arc::clone(space.reach());
         let blocks = if spec.block_rows == 0 { 0 } else { slot_rows.div_ceil(spec.block_rows) };
         let allocate = |rows: usize, placement| {
             SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
@@ -125,18 +132,26 @@ impl Scatter {
         let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let most_chunks = slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size);
+        let own_blocks = |rank: usize| {
+            let count = if to_all && !reach.is_complete() { blocks } else { 0 };
+            let own = |block| rank * blocks + block; // as in `Scatter::block_signals`
+            (0..count)
+                .map(|block| vec![(signals.word(rank, own(block)), stream_site(rank, own(block)))])
+                .collect()
+        };
         let ranks = Link::all(members, most_chunks)?.try_map(|rank, link| {
             let log = &members.faults[rank];
             Ok::<_, Error>(Rank {
                 link,
                 may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                all_pulled: pulled.wait_point(&signals, log, spec.op, rank, 0..world_size)?,
+                all_pulled: pulled.wait_point(&signals, log, spec.op, rank, reach.of_rank(rank))?,
                 last_pull: AtomicU64::new(NO_PULL),
+                own_written: log.wait_points(spec.op, own_blocks(rank))?,
             })
         })?;
         let acked =
             |rank: usize| acks.wait_points(&signals, &members.faults[rank], spec.op, rank, world_size);
-        let relayed = spec.relayed && !to_all;
+        let relayed = (spec.relayed || (!reach.is_complete() && spec.block_rows > 0)) && !to_all;
         let relay = relayed.then(|| Relay::new(members, &spec, slot_rows, acked)).transpose()?;
         // What is pushed, no peer accesses.
         let pushed = spec.direction == Direction::Push;
@@ -147,6 +162,7 @@ impl Scatter {
             _ => Some(Arc::new(allocate(spec.max_rows, placement)?)),
         };
         Ok(Self {
+            reach,
             relay,
             transfer,
             spec,
@@ -231,7 +247,7 @@ impl Scatter {
         let state = here(&self.ranks, rank, self.world_size)?;
         if self.spec.direction == Direction::Pull {
             // SAFETY: the signals belong to this op.
-            unsafe { self.ready.raise(&self.signals, compute, rank, 0..self.world_size, epoch)? };
+            unsafe { self.ready.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)? };
             state.last_pull.store(u64::from(epoch), Ordering::Relaxed);
         }
         state.link.fork(compute)
@@ -243,6 +259,18 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
+        here(&self.ranks, rank, self.world_size)?;
+        for step in 1..self.world_size {
+            // SAFETY: the caller's promise.
+            unsafe { self.exchange_partial(rank, step, epoch, rows)? };
+        }
+        // SAFETY: as above.
+        unsafe { self.transfer_in_reach(rank, epoch, rows, compute) }
+    }
+
+    /// # Safety
+    /// As for [`Scatter::begin`].
+    unsafe fn transfer_in_reach(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         let world_size = self.world_size;
         let link = &here(&self.ranks, rank, world_size)?.link;
         let push = self.spec.direction == Direction::Push;
@@ -250,8 +278,10 @@ impl Scatter {
             // Sending from rank + 1 on, around to itself, and receiving in the order in which that sends: in every step
             // each rank is sent to by exactly one other.
             let peer = (if push { rank + step } else { rank + world_size - step }) % world_size;
-            // SAFETY: the caller's promise.
-            unsafe { self.transfer_with(rank, peer, epoch, rows)? };
+            if self.reach.has(rank, peer) {
+                // SAFETY: the caller's promise.
+                unsafe { self.transfer_with(rank, peer, epoch, rows)? };
+            }
         }
         link.end()?;
         link.join(compute)
@@ -273,16 +303,25 @@ impl Scatter {
     ) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         check_rank(destination, self.world_size)?;
+        let in_reach = self.reach.has(rank, destination);
         // SAFETY: the signals belong to this op; the rest is the caller's promise.
         unsafe {
+            // The step of the exchange in which this rank sends to that destination, or would.
+            let step = (destination + self.world_size - rank) % self.world_size;
+            state.link.fork_exchange(compute)?;
+            self.exchange_partial(rank, step, epoch, rows)?;
             if self.spec.direction == Direction::Push {
-                state.link.fork(compute)?;
-                return self.transfer_with(rank, destination, epoch, rows);
+                if in_reach {
+                    state.link.fork(compute)?;
+                    self.transfer_with(rank, destination, epoch, rows)?;
+                }
+                return Ok(());
             }
             if state.last_pull.swap(u64::from(epoch), Ordering::Relaxed) != u64::from(epoch) {
                 state.link.fork(compute)?; // what `rank` fetches goes into slots that the call before has summed
             }
-            self.ready.raise(&self.signals, compute, rank, std::iter::once(destination), epoch)
+            let destination = std::iter::once(destination).filter(|_| in_reach);
+            self.ready.raise(&self.signals, compute, rank, destination, epoch)
         }
     }
 
@@ -293,7 +332,7 @@ impl Scatter {
     pub unsafe fn transfer_rest(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         if self.spec.direction == Direction::Pull {
             // SAFETY: the caller's promise.
-            return unsafe { self.transfer(rank, epoch, rows, compute) };
+            return unsafe { self.transfer_in_reach(rank, epoch, rows, compute) };
         }
         let link = &here(&self.ranks, rank, self.world_size)?.link;
         link.end()?;
@@ -363,8 +402,8 @@ impl Scatter {
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         let link = &here(&self.ranks, rank, self.world_size)?.link;
         // SAFETY: the signals belong to this op.
-        unsafe { self.acks.raise(&self.signals, compute, rank, 0..self.world_size, epoch)? };
-        if self.relay.is_some() {
+        unsafe { self.acks.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)? };
+        if self.relay.is_some() || link.exchange.is_some() {
             link.join(compute)?; // the next call overwrites the tiles; the peers need not wait for that
         }
         link.release(compute)
@@ -380,13 +419,13 @@ impl Scatter {
         self.ranks.iter().for_each(|rank| rank.link.settle());
     }
 
-    fn is_lost(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_lost(&self, from: usize, to: usize) -> bool {
         self.spec.signal_loss == Some(SignalLoss { from, to })
     }
 }
 
 /// The chunks of `rows` rows: of one shard for each owner, or of the one shard that goes to all.
-fn cut(rows: usize, world_size: usize, chunk_rows: usize, to_all: bool) -> Result<Chunks> {
+pub(crate) fn cut(rows: usize, world_size: usize, chunk_rows: usize, to_all: bool) -> Result<Chunks> {
     let shards = Shards::new(rows, if to_all { world_size.min(1) } else { world_size })?;
     Ok(Chunks::new(shards, chunk_rows)?)
 }

@@ -88,10 +88,15 @@ impl AllGather {
             let plan = PushPlan {
                 rank,
                 device: &members.devices[rank],
-                routes: push_order(rank, world_size).map(route).collect(),
+                routes: push_order(rank, world_size)
+                    .filter(|&peer| self.reach.has(rank, peer))
+                    .map(route)
+                    .collect(),
                 chunks: self.largest.signal(1, 0),
             };
-            self.transfer.plan_push(&plan)?;
+            if !plan.routes.is_empty() {
+                self.transfer.plan_push(&plan)?;
+            }
         }
         Ok(())
     }
@@ -136,7 +141,7 @@ impl AllGather {
                 }
             }
             // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
-            for peer in push_order(rank, self.world_size) {
+            for peer in push_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
                 let to = self.gathered_layout.rows_at(self.gathered(peer), rows.start, true).side;
                 if let (Some(from), Some(to)) = (shard.side, to) {
                     let bytes = rows.len() * self.spec.side_bytes;

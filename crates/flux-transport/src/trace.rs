@@ -48,7 +48,7 @@ impl TransferLog {
     }
 
     /// The stamps of the next chunk; none if there are more than there is room for.
-    fn next(&self, moved: Moved) -> Option<&[Stamp; 2]> {
+    pub(crate) fn next(&self, moved: Moved) -> Option<&[Stamp; 2]> {
         let mut all = self.moved();
         let stamps = self.stamps.get(all.len())?;
         all.push(moved);

@@ -27,9 +27,9 @@ impl Terms {
     }
 }
 
-/// The terms of recent calls. Ranks that are more than [`Agreement::CALLS`] calls apart are not compared: if such ranks disagree,
-/// the waits of one expire, as they do if a rank makes another call than its peers. Nothing is written outside of the
-/// operation's memory either way: each rank's call was checked against what that has room for.
+/// The terms of recent calls. Ranks on different nodes, and ranks that are more than [`Agreement::CALLS`] calls apart, are not
+/// compared: if such ranks disagree, the waits of one expire, as they do if a rank makes another call than its peers. Nothing is
+/// written outside of the operation's memory either way: each rank's call was checked against what that has room for.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     recent: Mutex<[(u32, Terms); Self::CALLS]>,
@@ -92,23 +92,27 @@ impl Board {
     /// Puts up the terms of this rank's call `epoch`, unless a peer has put up others: then the call is not made.
     fn post(&self, epoch: u32, terms: Terms) -> Result<()> {
         // Up first: of two that put up their terms at the same time, at least one sees the other's.
-        self.word(self.rank, epoch).store(encoded(epoch, terms), Ordering::SeqCst);
+        let Some(own) = self.word(self.rank, epoch) else { return Ok(()) };
+        own.store(encoded(epoch, terms), Ordering::SeqCst);
         for peer in (0..self.world_size).filter(|&peer| peer != self.rank) {
-            let (seen, theirs) = decoded(self.word(peer, epoch).load(Ordering::SeqCst));
+            // Ranks of other nodes cannot be looked at.
+            let Some(word) = self.word(peer, epoch) else { continue };
+            let (seen, theirs) = decoded(word.load(Ordering::SeqCst));
             if seen == epoch
                 && let Err(refused) = terms.check(self.rank, theirs)
             {
-                self.word(self.rank, epoch).store(0, Ordering::SeqCst);
+                own.store(0, Ordering::SeqCst);
                 return Err(refused);
             }
         }
         Ok(())
     }
 
-    fn word(&self, rank: usize, epoch: u32) -> &AtomicU64 {
-        let word = self.words.address(rank).add(epoch as usize % Agreement::CALLS * size_of::<u64>());
+    fn word(&self, rank: usize, epoch: u32) -> Option<&AtomicU64> {
+        let words = Some(self.words.address(rank)).filter(|words| !words.is_null())?;
+        let word = words.add(epoch as usize % Agreement::CALLS * size_of::<u64>());
         // SAFETY: an aligned word of the board, which lives as long as this, and is only ever accessed as atomics.
-        unsafe { AtomicU64::from_ptr(word.as_ptr()) }
+        Some(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
     }
 }
 

@@ -5,7 +5,8 @@ use flux_memory::Backend;
 
 /// How the tiles of a fused [`crate::GemmRs`], or of a [`crate::GemmAr`] in two steps, get to the ranks that sum them. The
 /// result is the same, bit by bit. Either way the source sends, whatever [`crate::Direction`] says; a one-shot
-/// [`crate::GemmAr`] always sends directly, to all ranks at once.
+/// [`crate::GemmAr`] always sends directly, to all ranks at once. What goes to ranks whose memory cannot be addressed, on other
+/// nodes, is relayed in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Relayed where the slots lie in pinned host memory, or on several GPUs; direct where all ranks share one GPU, whose

@@ -79,6 +79,44 @@ pub enum Error {
         /// The rank that is gone.
         lost: usize,
     },
+    /// Something could not be sent to a rank on another node, or received from it.
+    #[error(
+        "rank {rank} could not exchange with {}: {reason}; the output is invalid, and the group unusable: build a new one",
+        peer.map_or("its peers".to_owned(), |peer| format!("rank {peer}"))
+    )]
+    ExchangeFailed {
+        /// The rank that noticed.
+        rank: usize,
+        /// The other one, if it is known which.
+        peer: Option<usize>,
+        /// What happened, in the words of the transport.
+        reason: String,
+    },
+    /// A transport that this group cannot use.
+    #[error(
+        "the transport {transport} cannot be: {reason}; choose auto, or what fits (FLUX_TRANSPORT, `GroupConfig::transport`)"
+    )]
+    UnfitTransport {
+        /// What was asked for.
+        transport: crate::Transport,
+        /// Why not.
+        reason: String,
+    },
+    /// Not the name of a transport.
+    #[error("there is no transport `{name}`; there are auto, p2p, nccl, sockets and nvshmem")]
+    NoSuchTransport {
+        /// What was given.
+        name: String,
+    },
+    /// A number of nodes that one machine cannot be made to look like.
+    #[error(
+        "the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, \
+         on one machine"
+    )]
+    BadNodes {
+        /// What is wrong.
+        reason: String,
+    },
     /// More rows than the operation was built for.
     #[error("m is {m}, but the operation was built for at most {max_m} rows; build one with a larger max_m")]
     TooManyRows {

@@ -1,11 +1,9 @@
 //! How a group comes about: which device each rank gets, what its processes must agree on, and what they share.
 
-use crate::{BackendChoice, Error, GroupConfig, Result};
+use crate::{BackendChoice, Error, GroupConfig, Result, transport};
 use flux_launch::{Launcher, SMS_FOR_COPIES};
-use flux_memory::{
-    Backend, Bootstrap, Device, FaultLog, PeerWatch, Peers, PerRank, Placement, SymmetricSpace,
-};
-use flux_transport::Members;
+use flux_memory::{Backend, Bootstrap, Device, FaultLog, PeerWatch, Peers, PerRank, Reach, SymmetricSpace};
+use flux_transport::{Members, SMS_FOR_NCCL};
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -28,7 +26,7 @@ impl Drop for Formed {
     /// Ranks leave together: one that went before would look lost to those that still wait, or take the channel's middle away.
     /// Where something has gone wrong already, nobody is waited for.
     fn drop(&mut self) {
-        let fine = |log: &Arc<FaultLog>| log.fault().is_none() && log.lost_rank().is_none();
+        let fine = |log: &Arc<FaultLog>| !log.has_given_up();
         if let Some(peers) = self.members.space.peers()
             && self.everywhere
             && !std::thread::panicking()
@@ -43,13 +41,14 @@ impl Drop for Formed {
 /// All ranks in this process.
 pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let devices = devices(world_size, config)?;
-    if config.peer_memory == Placement::Device {
-        Device::enable_peer_access(&devices)?;
-    }
-    let launchers = Launcher::sharing(&devices, config.sm_budget.map(NonZeroU32::get))?.into();
+    let machine = 0..world_size;
+    let reach = transport::reach(std::slice::from_ref(&machine), config, devices[0].backend())?;
+    transport::enable_peer_access(&devices, &reach, config)?;
+    let launchers = launchers(&devices, sms(&devices, config, &reach, 0), &reach)?.into();
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
-    let (space, backend) = (SymmetricSpace::here(&devices), devices[0].backend());
-    let members = members(space, devices.into(), config)?;
+    let (space, backend) = (SymmetricSpace::here(&devices).with_reach(reach), devices[0].backend());
+    let mut members = members(space, devices.into(), config)?;
+    members.exchanges = transport::exchanges_here(&members.devices, members.space.reach(), &members.faults)?;
     Ok(Formed { _watch: None, everywhere: true, members, launchers, backend, gpus: gpus.len() })
 }
 
@@ -83,26 +82,42 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     // Processes that share a GPU take turns on it, each with all of it: none needs room beside another's kernels. But copies
     // within a GPU run on SMs, and a GEMM may wait for what its own process copies: there must be room for those. As on all
     // ranks, so that all cut their calls alike.
-    let shares = gpus < peers.world_size();
-    let budget = config.sm_budget.map(NonZeroU32::get);
-    let budget = match device.as_cuda().filter(|_| shares) {
-        None => budget,
-        Some(gpu) => {
-            let free = gpu.multiprocessors().saturating_sub(SMS_FOR_COPIES).max(1);
-            Some(budget.map_or(free, |budget| budget.min(free)))
-        }
-    };
+    let for_copies = if gpus < peers.world_size() { SMS_FOR_COPIES } else { 0 };
+    let reach = transport::reach(peers.machines(), config, device.backend())?;
+    let budget = sms(std::slice::from_ref(&device), config, &reach, for_copies);
     let launcher = match &device {
-        Device::Cuda(_) => Launcher::sharing(std::slice::from_ref(&device), budget)?,
+        Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, &reach)?,
         // A share of the cores, as if all ranks lived here.
         Device::Host => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
     };
     let launchers = PerRank::new(rank..rank + 1, |rank| Arc::clone(&launcher[rank % launcher.len()]));
-    let space = SymmetricSpace::among(peers, &device, config.sharing)?;
+    let space = SymmetricSpace::among(peers, &device, config.sharing)?.with_reach(reach);
     let backend = device.backend();
-    let members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
+    let mut members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
     let watch = PeerWatch::new(&members.faults[rank], peers.bootstrap())?;
+    let exchange = transport::exchange_among(peers, &device, members.space.reach(), &members.faults[rank])?;
+    members.exchanges = PerRank::new(rank..rank + 1, |_| exchange.clone());
     Ok(Formed { _watch: Some(watch), everywhere: false, members, launchers, backend, gpus })
+}
+
+/// The SMs that GEMMs may use, if not all: what the caller leaves, less `for_copies`, and less those that NCCL's kernels need.
+/// These wait for peers, and a GEMM waits for them: one that had all SMs would wait for ever. So it is whether or not ranks
+/// share a GPU.
+fn sms(devices: &[Device], config: &GroupConfig, reach: &Reach, for_copies: u32) -> Option<u32> {
+    let asked = config.sm_budget.map(NonZeroU32::get);
+    let for_nccl = if reach.is_complete() { 0 } else { SMS_FOR_NCCL };
+    let least = devices.iter().filter_map(Device::as_cuda).map(|gpu| gpu.multiprocessors()).min();
+    let Some(all) = least.filter(|_| for_copies + for_nccl > 0) else { return asked };
+    let free = all.saturating_sub(for_copies + for_nccl).max(1);
+    Some(asked.map_or(free, |asked| asked.min(free)))
+}
+
+/// Kernels of ranks that exchange by NCCL leave whole SMs to its kernels.
+fn launchers(devices: &[Device], budget: Option<u32>, reach: &Reach) -> Result<Vec<Arc<Launcher>>> {
+    Ok(match reach.is_complete() {
+        true => Launcher::sharing(devices, budget)?,
+        false => Launcher::sharing_beside_others(devices, budget)?,
+    })
 }
 
 fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig) -> Result<Members> {
@@ -116,8 +131,18 @@ fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig
 
 /// What all ranks must have in common, in words.
 fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)> {
-    let GroupConfig { backend, peer_memory, wait_budget, sm_budget, sharing, gpu: _, trace, signal_loss } =
-        config;
+    let GroupConfig {
+        backend,
+        peer_memory,
+        wait_budget,
+        sm_budget,
+        sharing,
+        transport,
+        fake_nodes,
+        gpu: _,
+        trace,
+        signal_loss,
+    } = config;
     vec![
         ("flux version", env!("CARGO_PKG_VERSION").to_owned()),
         ("world size", world_size.to_string()),
@@ -126,6 +151,8 @@ fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)>
         ("wait budget", format!("{wait_budget:?}")),
         ("SM budget", format!("{sm_budget:?}")),
         ("way of sharing", sharing.to_string()),
+        ("transport", transport.to_string()),
+        ("fake nodes", format!("{fake_nodes:?}")),
         ("trace", trace.to_string()),
         ("signal loss", format!("{signal_loss:?}")),
     ]

@@ -1,7 +1,8 @@
 //! Groups of the processes that a launcher has started. The only place in flux's libraries where the environment is read.
 
-use crate::{Error, Group, GroupConfig, Result};
+use crate::{Error, Group, GroupConfig, Result, Transport};
 use flux_transport::{LaunchEnvironment, TcpBootstrap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,13 +17,31 @@ impl Group {
         Self::from_env_with(GroupConfig::default())
     }
 
-    /// As [`Group::from_env`], with a say in everything. Every rank calls it with the same configuration.
+    /// As [`Group::from_env`], with a say in everything. Every rank calls it with the same configuration. What the environment says
+    /// goes before: `FLUX_TRANSPORT` (auto, p2p, nccl, sockets) and `FLUX_FAKE_NODES` (a number).
     pub fn from_env_with(config: GroupConfig) -> Result<Self> {
+        let config = config.overridden()?;
         let found = launch_environment()?.ok_or(Error::NotLaunched)?;
         tracing::info!("forming a group by {found}");
         let mut spec = found.rendezvous(format!("flux {}", env!("CARGO_PKG_VERSION")));
         spec.collective_timeout = STEP_TIMEOUT;
         Self::with_bootstrap(Arc::new(TcpBootstrap::form(&spec)?), config)
+    }
+}
+
+impl GroupConfig {
+    /// This, but for what the environment says: `FLUX_TRANSPORT` and `FLUX_FAKE_NODES`. [`Group::from_env`] asks for it;
+    /// [`Group::local_with`] does not by itself.
+    pub fn overridden(mut self) -> Result<Self> {
+        let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        if let Some(name) = set("FLUX_TRANSPORT") {
+            self.transport = name.parse::<Transport>()?;
+        }
+        if let Some(nodes) = set("FLUX_FAKE_NODES") {
+            let bad = |_| Error::BadNodes { reason: format!("`{nodes}` is not such a number") };
+            self.fake_nodes = Some(nodes.parse::<NonZeroUsize>().map_err(bad)?);
+        }
+        Ok(self)
     }
 }
 

@@ -1,11 +1,13 @@
 //! A group of ranks, and the devices that they live on.
 
 use crate::formation::{self, Formed};
-use crate::{Error, OpSpec, Result};
+use crate::{Error, OpSpec, Result, Transport};
 use flux_launch::Launcher;
-use flux_memory::{Backend, Bootstrap, Device, PerRank, Placement, Sharing, Stream, WaitSite};
+use flux_memory::{
+    Backend, Bootstrap, Device, ExchangeFailure, FaultLog, PerRank, Placement, Sharing, Stream, WaitSite,
+};
 use flux_transport::{Members, SignalLoss};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -40,6 +42,11 @@ pub struct GroupConfig {
     pub sm_budget: Option<NonZeroU32>,
     /// One rank per process, on GPUs: how a process gets at its peers' device memory.
     pub sharing: Sharing,
+    /// What goes between ranks goes how.
+    pub transport: Transport,
+    /// Makes one machine look like so many nodes, for tests: ranks of different ones do not address each other's memory. If the
+    /// ranks cannot be shared out evenly, the first nodes have one more.
+    pub fake_nodes: Option<NonZeroUsize>,
     /// The one GPU that the ranks of this process use. By default all GPUs where all ranks live in one process; where each has
     /// its own, the process's number among the machine's, counted around the GPUs that the driver shows. The only thing here in
     /// which processes may differ.
@@ -60,6 +67,8 @@ impl Default for GroupConfig {
             wait_budget: Duration::from_secs(10),
             sm_budget: None,
             sharing: Sharing::Auto,
+            transport: Transport::Auto,
+            fake_nodes: None,
             gpu: None,
             trace: false,
             signal_loss: None,
@@ -108,8 +117,8 @@ impl Group {
         Ok(Self::of(config, formed))
     }
 
-    /// This process as one rank of a group of processes, all on one machine, that `bootstrap` connects. Collective: every rank
-    /// calls it, with the same configuration; ranks that disagree all get an error.
+    /// This process as one rank of a group of processes, on one machine or several, that `bootstrap` connects. Collective: every
+    /// rank calls it, with the same configuration; ranks that disagree all get an error.
     ///
     /// All processes are to keep the group until their peers have what they need of them: a process that ends before, without
     /// dropping its group, is a lost rank to those that still wait.
@@ -144,6 +153,11 @@ impl Group {
         self.members().local_ranks()
     }
 
+    /// The ranks of each node, in order: ranks count up node by node.
+    pub fn nodes(&self) -> &[Range<usize>] {
+        self.members().space.reach().nodes()
+    }
+
     /// What the ranks run on.
     pub fn backend(&self) -> Backend {
         self.0.formed.backend
@@ -170,12 +184,16 @@ impl Group {
         Ok(self.device(rank)?.stream()?)
     }
 
-    /// Reports a lost rank, or else the first wait of any rank of this process that expired. Looks only at host memory: cheap,
-    /// and final for everything that a synchronised stream has done.
+    /// Reports a lost rank, or else what could not be sent or received, or else the first wait of any rank of this process that
+    /// expired. Looks only at host memory: cheap, and final for everything that a synchronised stream has done.
     pub fn check(&self) -> Result<()> {
         let faults = &self.members().faults;
         if let Some((rank, lost)) = faults.pairs().find_map(|(rank, log)| Some((rank, log.lost_rank()?))) {
             return Err(Error::RankLost { rank, lost });
+        }
+        let failure = |(rank, log): (usize, &Arc<FaultLog>)| Some((rank, log.exchange_failure()?.clone()));
+        if let Some((rank, ExchangeFailure { peer, reason })) = faults.pairs().find_map(failure) {
+            return Err(Error::ExchangeFailed { rank, peer, reason });
         }
         match faults.iter().find_map(|log| log.fault()) {
             None => Ok(()),

@@ -21,6 +21,7 @@ mod schedules;
 mod summation;
 mod taper;
 mod trace;
+mod transport;
 mod whole;
 
 pub use self::cudarc::{CudarcScale, CudarcScales};
@@ -45,6 +46,7 @@ pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
+pub use transport::Transport;
 pub use whole::Whole;
 
 /// The result of everything here that can fail.

@@ -94,7 +94,9 @@ impl Reduction {
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
-        let taper = if relayed {
+        let some_relayed =
+            relayed || (may_fuse && owners == Owners::Shards && !group.members().space.reach().is_complete());
+        let taper = if some_relayed {
             let shards = Shards::new(max_rows, world_size)?;
             let problem =
                 Problem { shards, n: spec.n, k: weight_shards.rows(0), aligned: true, to_slots: true };
@@ -122,7 +124,9 @@ impl Reduction {
         let slots = Slots { rows: slot_rows, columns: spec.n, pitch };
         let tables = PerRank::try_new(group.local_ranks(), |rank| {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
-            let (device, table) = (group.device(rank)?, destinations(world_size, &scatter, rank, owners));
+            let in_reach = group.members().space.reach().of_rank(rank);
+            let table = destinations(world_size, &scatter, rank, (owners, in_reach));
+            let device = group.device(rank)?;
             Ok::<_, Error>(Destinations::new(device, spec.dtype, &table, slots)?)
         })?;
         let counters = PerRank::try_new(group.local_ranks(), |rank| {
@@ -377,7 +381,7 @@ impl Reduction {
         let policy = if path == Path::Fused { Policy::ReduceScatter } else { Policy::Plain };
         let destination_count = match self.owners {
             Owners::Shards => 1,
-            Owners::All => kernel_size("the world size", self.group.world_size())?,
+            Owners::All => kernel_size("the world size", self.in_reach(rank).len())?,
         };
         let params = GemmParams {
             a: a.address,
@@ -418,6 +422,11 @@ impl Reduction {
         unsafe { schedules.launch(stream, &gemm, tables) }
     }
 
+    /// The ranks whose memory `rank`'s GEMM can write to.
+    fn in_reach(&self, rank: usize) -> Range<usize> {
+        self.group.members().space.reach().of_rank(rank)
+    }
+
     /// The rows that go to one owner each, or all to all.
     fn shards(&self, m: usize) -> Result<Shards> {
         Ok(match self.owners {
@@ -430,7 +439,7 @@ impl Reduction {
     /// there before.
     fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        let world_size = self.group.world_size();
+        let in_reach = self.in_reach(rank);
         // Destination by destination, from the next rank around to this one; or each tile to all.
         let shards = self.shards(m)?;
         let order = match self.owners {
@@ -446,9 +455,10 @@ impl Reduction {
         Ok(ScheduleTables::new(&order, |tile, entry| {
             let gate = match self.owners {
                 Owners::Shards => self.scatter.target(rank, tile.shard).gate,
-                Owners::All => self.scatter.gate(0)..self.scatter.gate(world_size),
+                Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),
             };
-            let chunks = relayed.as_ref().filter(|_| tile.shard != rank).unwrap_or(&blocks);
+            let chunks =
+                relayed.as_ref().filter(|_| self.scatter.relays(rank, tile.shard)).unwrap_or(&blocks);
             let signal = chunks.index_of(tile.shard, tile.rows.start);
             (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
             entry.destination = number(tile.shard);
@@ -472,11 +482,18 @@ impl Reduction {
 }
 
 /// Where `rank`'s tiles go: one entry per rank, in rank order, so that a shard's owner is found by its number. A tile that
-/// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same.
-fn destinations(world_size: usize, scatter: &Scatter, rank: usize, owners: Owners) -> Vec<Destination> {
+/// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same, and are of
+/// the ranks in reach, from whose slots the others get it.
+fn destinations(
+    world_size: usize,
+    scatter: &Scatter,
+    rank: usize,
+    (owners, in_reach): (Owners, Range<usize>),
+) -> Vec<Destination> {
     let first = if owners == Owners::All { rank + 1 } else { 0 };
     (0..world_size)
         .map(|index| (first + index) % world_size)
+        .filter(|peer| owners == Owners::Shards || in_reach.contains(peer))
         .map(|peer| scatter.target(rank, peer))
         .map(|Target { slot, signals, .. }| Destination { slot, signals })
         .collect()

@@ -211,6 +211,9 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
         let largest = (0..self.group.world_size()).map(|rank| place(rank).len()).max().unwrap_or(0);
         let bytes = largest.saturating_mul(size_of::<E::Result>());
         let space = self.group.members().space.on_host();
+        if !space.reach().is_complete() {
+            return self.each_part_told(peers, bytes, place, each);
+        }
         let shown = SymmetricBuffer::allocate(&space, bytes, Placement::Device)?;
         for (index, rank) in self.ranks.pairs() {
             let c = rank.c::<E::Result>(index)?;
@@ -225,6 +228,40 @@ impl<'op, E: Element, Op: Operation> Whole<'op, E, Op> {
             // SAFETY: the rank has written its part, as this long, and writes no more; elements may be any bits.
             let part = unsafe { std::slice::from_raw_parts(shown.address(rank).as_ptr(), place.len()) };
             each(rank, place, part)?;
+        }
+        Ok(())
+    }
+}
+
+impl<E: Element, Op: Operation> Whole<'_, E, Op> {
+    /// Across nodes: in pieces through the channel that the group was formed by.
+    fn each_part_told(
+        &self,
+        peers: &Peers,
+        largest_bytes: usize,
+        place: impl Fn(usize) -> Part,
+        mut each: impl FnMut(usize, Part, &[E::Result]) -> Result<()>,
+    ) -> Result<()> {
+        const PIECE_BYTES: usize = 256 << 10;
+        let mut own = Vec::new();
+        for (index, rank) in self.ranks.pairs() {
+            own = bytemuck::cast_slice(&rank.c::<E::Result>(index)?).to_vec();
+        }
+        let mut parts = vec![Vec::new(); self.group.world_size()];
+        for begin in (0..largest_bytes).step_by(PIECE_BYTES) {
+            let piece = &own[begin.min(own.len())..(begin + PIECE_BYTES).min(own.len())];
+            let pieces = peers.exchange("tell a part of the result", Ok(piece.to_vec()))?;
+            parts.iter_mut().zip(pieces).for_each(|(part, piece)| part.extend(piece));
+        }
+        for (rank, bytes) in parts.iter().enumerate() {
+            let place = place(rank);
+            let mut part = zeroed::<E::Result>(place.len())?;
+            let room: &mut [u8] = bytemuck::cast_slice_mut(&mut part);
+            if room.len() != bytes.len() {
+                return Err(Error::RanksDiffer { rank, other: self.group.local_ranks().start });
+            }
+            room.copy_from_slice(bytes);
+            each(rank, place, &part)?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod load;
+mod nodes;
 mod ops;
 mod overlap;
 mod processes;

@@ -35,13 +35,15 @@ enum Outcome {
     Refused { from: SocketAddr, reason: String },
 }
 
-/// Waits for all other ranks to come to sockets that do not block, and returns their connections: `[rank]`, with none for rank 0 itself.
+/// Waits for the `expected` ranks to come to sockets that do not block, and returns their connections: `[rank]`, with none for the
+/// others.
 pub(super) fn gather(
     spec: &RendezvousSpec,
     listeners: &[TcpListener],
     deadline: Instant,
+    expected: &[usize],
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
-    let mut door = Door::new(spec);
+    let mut door = Door::new(spec, expected);
     let formed = loop {
         door.accept(listeners);
         door.take_outcomes();
@@ -62,6 +64,7 @@ pub(super) fn gather(
 /// Rank 0's door: who stands before it, and who is in.
 struct Door<'s> {
     spec: &'s RendezvousSpec,
+    expected: &'s [usize],
     terms: Arc<Terms>,
     pending: Vec<Pending>,
     outcomes: Receiver<(u64, Outcome)>,
@@ -73,12 +76,13 @@ struct Door<'s> {
 }
 
 impl<'s> Door<'s> {
-    fn new(spec: &'s RendezvousSpec) -> Self {
+    fn new(spec: &'s RendezvousSpec, expected: &'s [usize]) -> Self {
         let (outcome, outcomes) = channel();
         let joined = (0..spec.world_size).map(|_| None).collect();
         let (pending, refused) = (Vec::new(), Vec::new());
         Door {
             spec,
+            expected,
             terms: Arc::new(spec.terms()),
             pending,
             outcomes,
@@ -196,7 +200,7 @@ impl<'s> Door<'s> {
     }
 
     fn missing(&self) -> Vec<usize> {
-        (1..self.spec.world_size).filter(|&rank| self.joined[rank].is_none()).collect()
+        self.expected.iter().copied().filter(|&rank| self.joined[rank].is_none()).collect()
     }
 
     /// Tells all ranks that the group is formed. One that cannot be told has just ended; those that were told see it lost.

@@ -13,6 +13,7 @@ mod handshake;
 mod join;
 mod listen;
 mod liveness;
+mod mesh;
 mod resolve;
 mod spec;
 #[cfg(test)]
@@ -24,7 +25,7 @@ pub use spec::RendezvousSpec;
 use channel::Channel;
 use flux_memory::{Bootstrap, BootstrapError};
 use frame::Collective;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -65,7 +66,10 @@ impl TcpBootstrap {
         spec.check()?;
         if spec.rank == 0 && spec.world_size > 1 {
             let deadline = Instant::now() + spec.forming_timeout;
-            return Self::start(spec, listen::gather(spec, &listen::listen(spec, deadline)?, deadline)?);
+            return Self::start(
+                spec,
+                listen::gather(spec, &listen::listen(spec, deadline)?, deadline, &others(spec))?,
+            );
         }
         let streams = if spec.world_size == 1 { vec![None] } else { vec![Some(join::join(spec)?)] };
         Self::start(spec, streams)
@@ -86,7 +90,10 @@ impl TcpBootstrap {
         if let Err(error) = listener.set_nonblocking(true) {
             return Err(RendezvousError::system("a socket", error));
         }
-        Self::start(spec, listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout)?)
+        Self::start(
+            spec,
+            listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout, &others(spec))?,
+        )
     }
 
     fn start(spec: &RendezvousSpec, streams: Vec<Option<TcpStream>>) -> Result<Self, RendezvousError> {
@@ -97,6 +104,11 @@ impl TcpBootstrap {
         bootstrap.threads = liveness::start(&bootstrap.channel)?;
         Ok(bootstrap)
     }
+}
+
+/// Who comes to rank 0.
+fn others(spec: &RendezvousSpec) -> Vec<usize> {
+    (1..spec.world_size).collect()
 }
 
 impl Bootstrap for TcpBootstrap {
@@ -125,6 +137,12 @@ impl Bootstrap for TcpBootstrap {
 
     fn lost_rank(&self) -> Option<usize> {
         self.channel.lost_rank()
+    }
+
+    /// This end of a connection to another rank, if one of them does not stay on this machine.
+    fn address(&self) -> Option<IpAddr> {
+        let ends = self.channel.peers.iter().flatten().filter_map(|peer| peer.stream.local_addr().ok());
+        ends.map(|end| end.ip().to_canonical()).find(|address| !address.is_loopback())
     }
 }
 

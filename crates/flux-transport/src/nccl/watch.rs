@@ -1,0 +1,84 @@
+//! Bounds what a communicator does: a thread looks every few milliseconds whether a step takes too long, whether NCCL has noticed
+//! an error, and whether the rank has given up for another reason. Then it aborts the communicator: its kernels end, the streams
+//! go on, and the operation reports why.
+
+use super::communicator::Communicator;
+use crate::Result;
+use flux_memory::{ExchangeFailure, FaultLog};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// The thread; it ends with this.
+#[derive(Debug)]
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(communicator: &Arc<Communicator>, log: &Arc<FaultLog>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, watched, log) = (Arc::clone(&stop), Arc::downgrade(communicator), Arc::clone(log));
+        let thread = std::thread::Builder::new()
+            .name("flux-nccl-watch".into())
+            .spawn(move || run(&stopped, &watched, &log))
+            .map_err(|error| flux_memory::Error::NoThread { reason: error.to_string() })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+fn run(stop: &AtomicBool, watched: &Weak<Communicator>, log: &FaultLog) {
+    let mut since: BTreeMap<usize, (u32, Instant)> = BTreeMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(INTERVAL);
+        let Some(communicator) = watched.upgrade() else { return };
+        let reason = reason(&communicator, log, &mut since);
+        let Some(reason) = reason else { continue };
+        // Somebody who uses it at this moment has a limit of his own.
+        if communicator.abort() {
+            tracing::error!(reason, "a NCCL communicator is aborted");
+            // After the abort, so that nobody is told before its kernels have been. A loss that is known already says more.
+            let failure = ExchangeFailure { peer: None, reason };
+            let told = if log.has_given_up() { Ok(()) } else { log.fail_exchange(failure) };
+            if let Err(error) = told {
+                tracing::error!(%error, "kernels could not be told of an aborted communicator");
+            }
+            return;
+        }
+    }
+}
+
+/// Why the communicator is to be aborted, if it is.
+fn reason(
+    communicator: &Communicator,
+    log: &FaultLog,
+    since: &mut BTreeMap<usize, (u32, Instant)>,
+) -> Option<String> {
+    if let Some(error) = communicator.asynchronous_error() {
+        return Some(error.to_string());
+    }
+    if log.has_given_up() {
+        return Some("the rank has given up".into());
+    }
+    let steps: Vec<_> = communicator.steps_in_progress().collect();
+    since.retain(|slot, (number, _)| steps.iter().any(|step| (step.0, step.1) == (*slot, *number)));
+    steps.into_iter().find_map(|(slot, number, budget)| {
+        let (_, begin) = *since.entry(slot).or_insert_with(|| (number, Instant::now()));
+        let expired = begin.elapsed() > budget;
+        expired.then(|| format!("NCCL: a step was not complete within {budget:?}: a peer did not take part"))
+    })
+}

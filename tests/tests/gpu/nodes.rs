@@ -1,0 +1,167 @@
+//! Groups of processes that exchange by NCCL, on GPUs: all of them, or those of different nodes, of which one machine plays
+//! all. Where there are fewer GPUs than ranks, processes take turns on them, which takes NCCL 2.30 or newer. The tests fail
+//! where there is no NCCL.
+
+use flux::{
+    AgGemm, BackendChoice, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference,
+    Transport, Whole,
+};
+use flux_tests::data::{Fill, matrix};
+use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed_after, names_in};
+use flux_tests::table::{Case, check_bf16};
+use half::bf16;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const THIS: &str = "nodes::rank";
+
+/// Several ranks on one GPU are something that NCCL has to be asked for.
+const SHARE_GPUS: &str = "export NCCL_MULTI_RANK_GPU_ENABLE=1;";
+
+/// How long a wait may last where a rank is lost: much longer than its loss may go unnoticed.
+const BUDGET: Duration = Duration::from_secs(120);
+
+/// What the processes run: the part that they are told, `TRANSPORT NODES WHAT`.
+#[test]
+#[ignore = "the other tests run it as the ranks of a group"]
+fn rank() {
+    let part = std::env::var(PART).unwrap();
+    let words: Vec<_> = part.split(' ').collect();
+    let [transport, nodes, what] = words[..] else { panic!("{part}") };
+    let mut config = GroupConfig::default();
+    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
+    config.transport = transport.parse().unwrap();
+    config.fake_nodes = nodes.parse().ok().and_then(NonZeroUsize::new);
+    match what {
+        "late" => config.wait_budget = Duration::from_secs(2),
+        "bits" => return same_bits(&config),
+        _ => {}
+    }
+    let group = Group::from_env_with(config).unwrap();
+    match what {
+        "table" => {
+            let world_size = group.world_size();
+            // Processes that share a GPU take turns on it in every step of an exchange: few chunks, and fewer cases for more ranks.
+            let cases = [(600, 384, 512), (3, 64, 64), (40, 96, 20)];
+            for (m, n, k) in cases.into_iter().take(if world_size > 2 { 1 } else { 3 }) {
+                check_bf16(Case { m, n, k, world_size }, &|_| group.clone());
+            }
+        }
+        "late" => late(&group),
+        op => call_forever(&group, op),
+    }
+}
+
+/// A rank that makes no call is an error of the other within the budget.
+fn late(group: &Group) {
+    let (m, n, k) = (64, 64, 64);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let op = AgGemm::new(group, OpSpec::new(n, k, m, DType::Bf16)).unwrap();
+    let whole = Whole::place(group, &op, &a, &b, m).unwrap();
+    if group.local_ranks().start == 1 {
+        std::thread::sleep(Duration::from_secs(10));
+        return;
+    }
+    let begin = std::time::Instant::now();
+    let error = whole.enqueue().and_then(|_| whole.synchronize()).unwrap_err().to_string();
+    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+    assert!(error.contains("2s"), "{error}");
+}
+
+/// Ranks that exchange compute what ranks that address each other do, bit by bit; on as many SMs, for how tiles are split along
+/// K may depend on that.
+fn same_bits(config: &GroupConfig) {
+    let mut config = config.clone();
+    config.sm_budget = NonZeroU32::new(64);
+    let mut addressed = config.clone();
+    (addressed.transport, addressed.fake_nodes) = (Transport::P2p, None);
+    let [one, other] = [config, addressed].map(|config| {
+        let group = Group::from_env_with(config).unwrap();
+        let results = bits(&group);
+        group.barrier().unwrap();
+        results
+    });
+    assert!(one == other);
+}
+
+fn bits(group: &Group) -> Vec<Vec<u16>> {
+    let (m, n, k) = (300, 192, 256);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    let run = |op: &dyn Fn() -> Vec<bf16>| op().into_iter().map(bf16::to_bits).collect();
+    fn result<Op: Operation>(group: &Group, op: &Op, a: &[bf16], b: &[bf16], m: usize) -> Vec<bf16> {
+        let whole = Whole::place(group, op, a, b, m).unwrap();
+        whole.enqueue().unwrap();
+        whole.result().unwrap()
+    }
+    let mut all = Vec::new();
+    for path in [PathPreference::Fused, PathPreference::Unfused] {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.path, spec.one_shot_rows) = (path, Some(100));
+        let gathered = AgGemm::new(group, spec.clone()).unwrap();
+        let scattered = GemmRs::new(group, spec.clone()).unwrap();
+        let reduced = GemmAr::new(group, spec).unwrap();
+        all.push(run(&|| result(group, &gathered, &a, &b, m)));
+        all.push(run(&|| result(group, &scattered, &a, &b, m)));
+        all.push(run(&|| result(group, &reduced, &a, &b, m)));
+        all.push(run(&|| result(group, &reduced, &a[..96 * k], &b, 96)));
+    }
+    all
+}
+
+fn check(world_size: usize, part: &str) {
+    let folder = TempDir::new().unwrap();
+    let processes = Processes::start(world_size, THIS, part, folder.path(), |_| SHARE_GPUS);
+    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
+        assert!(
+            ended.success,
+            "{part}, rank {rank} of {world_size}, after {:?}: {}",
+            ended.after, ended.errors
+        );
+    }
+    assert_eq!(names_in(folder.path()), [""; 0]);
+}
+
+#[test]
+fn two_processes_exchange_by_nccl() {
+    check(2, "nccl 0 table");
+}
+
+#[test]
+fn four_processes_exchange_by_nccl() {
+    check(4, "nccl 0 table");
+}
+
+#[test]
+fn two_nodes_of_two_exchange_by_nccl() {
+    check(4, "auto 2 table");
+}
+
+#[test]
+fn exchanging_gives_the_same_bits() {
+    check(2, "nccl 0 bits");
+    check(4, "auto 2 bits");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_an_error_in_time() {
+    check(2, "nccl 0 late");
+}
+
+#[test]
+fn a_killed_process_ends_the_others_on_all_nodes() {
+    for (world_size, part, killed) in
+        [(2, "nccl 0 ag-gemm", 1), (2, "nccl 0 gemm-rs", 0), (4, "auto 2 gemm-rs", 3)]
+    {
+        check_killed_after(SHARE_GPUS, world_size, THIS, part, killed, BUDGET / 2);
+    }
+}
+
+/// In one process, ranks that exchange by NCCL need a GPU each; the error says what to do instead.
+#[test]
+fn ranks_of_one_process_do_not_share_a_gpu() {
+    let mut config = GroupConfig::default();
+    (config.backend, config.transport, config.gpu) = (BackendChoice::Cuda, Transport::Nccl, Some(0));
+    let error = Group::local_with(2, config).unwrap_err().to_string();
+    assert!(error.contains("processes of their own"), "{error}");
+}
