@@ -20,6 +20,7 @@ pub(crate) struct Costs {
     pub(crate) sum_us: f64,
     /// Whether the source's memory is read for it: what SMs have just computed they would have stored anyway.
     pub(crate) reads_source: bool,
+    pub(crate) not_before_us: f64,
 }
 
 /// What a rank has computed by when, in the time of a GEMM that is alone: the work, the shard and the chunk.
@@ -52,10 +53,12 @@ struct State<'a> {
     bytes: &'a dyn Fn(usize, usize) -> f64,
     /// By transfer: how much it still waits for.
     missing: Vec<usize>,
-    /// Transfers by what goes before them over the same link.
-    by_after: Vec<usize>,
-    /// Transfers by source, shard and chunk.
-    by_chunk: Vec<usize>,
+    /// Transfers by the one that goes before them over the same link.
+    by_after: Lists,
+    /// Transfers by source and chunk.
+    by_chunk: Lists,
+    /// Where the chunks of each shard begin, of as many as there are.
+    chunks: (Vec<usize>, usize),
     events: BinaryHeap<Reverse<(Time, Event)>>,
     spans: Vec<(f64, f64)>,
 }
@@ -72,10 +75,17 @@ impl<'a> State<'a> {
         let missing = transfers.iter().map(|transfer| {
             transfer.arrivals + usize::from(transfer.after.is_some()) + computed
         });
-        let mut by_after: Vec<usize> = (0..transfers.len()).filter(|&index| transfers[index].after.is_some()).collect();
-        by_after.sort_by_key(|&index| transfers[index].after);
-        let mut by_chunk: Vec<usize> = (0..transfers.len()).collect();
-        by_chunk.sort_by_key(|&index| (transfers[index].source, transfers[index].shard, transfers[index].chunk));
+        let mut counts = vec![0; schedule.world_size()];
+        transfers.iter().for_each(|of| counts[of.shard] = counts[of.shard].max(of.chunk + 1));
+        let begins = counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
+        let chunks: (Vec<usize>, usize) = (begins, counts.iter().sum());
+        let mut by_after = Lists::new(transfers.len(), transfers.len());
+        let mut by_chunk = Lists::new(schedule.world_size() * chunks.1, transfers.len());
+        // Lists are last in, first out.
+        for (index, transfer) in transfers.iter().enumerate().rev() {
+            transfer.after.into_iter().for_each(|after| by_after.add(after, index));
+            by_chunk.add(transfer.source * chunks.1 + chunks.0[transfer.shard] + transfer.chunk, index);
+        }
         Self {
             schedule,
             machine,
@@ -84,6 +94,7 @@ impl<'a> State<'a> {
             missing: missing.collect(),
             by_after,
             by_chunk,
+            chunks,
             events: BinaryHeap::new(),
             spans: vec![(0.0, 0.0); transfers.len()],
         }
@@ -113,37 +124,57 @@ impl<'a> State<'a> {
         if transfer.source / gpus != transfer.destination / gpus {
             setup += NETWORK_US;
         }
+        let now_us = now_us.max(self.costs.not_before_us);
         self.spans[index].0 = now_us;
         self.push(now_us + setup, Event::Flows(index));
     }
 
     /// A chunk has come to a rank, or has been computed there.
     fn available(&mut self, rank: usize, shard: usize, chunk: usize, now_us: f64) {
-        let transfers = self.schedule.transfers();
-        let key = |index: usize| (transfers[index].source, transfers[index].shard, transfers[index].chunk);
-        let first = self.by_chunk.partition_point(|&index| key(index) < (rank, shard, chunk));
-        for place in first..self.by_chunk.len() {
-            let index = self.by_chunk[place];
-            if key(index) != (rank, shard, chunk) {
-                break;
-            }
+        let mut next = self.by_chunk.first(rank * self.chunks.1 + self.chunks.0[shard] + chunk);
+        while let Some(index) = next {
+            next = self.by_chunk.next(index);
             self.happened(index, now_us);
         }
     }
 
     /// A transfer's signal has been seen.
     fn seen(&mut self, index: usize, now_us: f64) {
-        let transfers = self.schedule.transfers();
-        let first = self.by_after.partition_point(|&other| transfers[other].after < Some(index));
-        for place in first..self.by_after.len() {
-            let next = self.by_after[place];
-            if transfers[next].after != Some(index) {
-                break;
-            }
-            self.happened(next, now_us);
+        let mut next = self.by_after.first(index);
+        while let Some(follower) = next {
+            next = self.by_after.next(follower);
+            self.happened(follower, now_us);
         }
-        let transfer = &transfers[index];
+        let transfer = &self.schedule.transfers()[index];
         self.available(transfer.destination, transfer.shard, transfer.chunk, now_us);
+    }
+}
+
+/// Lists of transfers, each in at most one.
+struct Lists {
+    heads: Vec<u32>,
+    nexts: Vec<u32>,
+}
+
+impl Lists {
+    const END: u32 = u32::MAX;
+
+    fn new(lists: usize, transfers: usize) -> Self {
+        Self { heads: vec![Self::END; lists], nexts: vec![Self::END; transfers] }
+    }
+
+    fn add(&mut self, list: usize, transfer: usize) {
+        // More transfers than that fit into no memory.
+        let transfer_number = u32::try_from(transfer).unwrap_or(Self::END);
+        self.nexts[transfer] = std::mem::replace(&mut self.heads[list], transfer_number);
+    }
+
+    fn first(&self, list: usize) -> Option<usize> {
+        self.heads.get(list).copied().filter(|&head| head != Self::END).map(|head| head as usize)
+    }
+
+    fn next(&self, transfer: usize) -> Option<usize> {
+        Some(self.nexts[transfer]).filter(|&next| next != Self::END).map(|next| next as usize)
     }
 }
 

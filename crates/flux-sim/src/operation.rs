@@ -8,9 +8,10 @@ use std::cell::Cell;
 
 use flux_swizzle::{Chunks, Collective, Exchange, Schedule, Shards};
 
-/// A barrier of all ranks in a kernel of its own: its launch, and a signal there and back (measured on H200s: 2 and 2 µs, and what
-/// the copy engines take to begin).
-const BARRIER_US: f64 = 5.0;
+/// A barrier of all ranks over NVLink beyond its launch, in µs: a signal to all, and one from all (measured: 2.0 to 2.2 a round).
+const BARRIER_US: f64 = 2.0;
+/// A hop of a barrier over PCIe, which goes from rank to rank and back, in µs (measured: a store and its signal 0.5 to 1.3).
+const BARRIER_HOP_US: f64 = 1.3;
 /// Shards travel whole up to this size.
 const WHOLE_BYTES: usize = 32 << 20;
 /// What SMs store is complete in so many parts of a shard, one after the other.
@@ -116,7 +117,7 @@ impl Call<'_> {
         };
         // Who stores by SM sums as it stores.
         let (sum_us, sum_us_per_byte) = if self.stores() { (0.0, 0.0) } else { (gpu.launch_us, self.memory_us(1.0)) };
-        Costs { setup_us, signal_us, sum_us_per_byte, sum_us, reads_source: !self.stores() }
+        Costs { setup_us, signal_us, sum_us_per_byte, sum_us, reads_source: !self.stores(), not_before_us: self.style().sleep_us }
     }
 
     /// What comes before the first transfer, and before the GEMM.
@@ -129,7 +130,14 @@ impl Call<'_> {
             0.0
         };
         let padded = if self.pads() { gpu.launch_us + self.memory_us(2.0 * self.a_bytes()) } else { 0.0 };
-        style.fixed_us + style.barriers as f64 * BARRIER_US + copy + padded
+        style.barriers as f64 * self.barrier_us() + copy + padded
+    }
+
+    fn barrier_us(&self) -> f64 {
+        let node = self.machine.node();
+        let has_nvlink = node.nvswitch_gb_per_s.is_some() || !node.bridges.is_empty();
+        let hops = 2.0 * (self.machine.gpus() - 1) as f64;
+        node.gpu.launch_us + if has_nvlink { BARRIER_US } else { hops * BARRIER_HOP_US }
     }
 
     fn a_bytes(&self) -> f64 {
@@ -349,7 +357,7 @@ impl Call<'_> {
             let all = self.memory_us(parts * part);
             (multiplied_us + all).max(arrived + all / parts.max(1.0))
         } else if parts > 0.0 {
-            let barrier = if self.plan.path == Path::Fused { BARRIER_US } else { 0.0 };
+            let barrier = if self.plan.path == Path::Fused { self.barrier_us() } else { 0.0 };
             begin + barrier + gpu.launch_us + self.memory_us((parts + 2.0) * part)
         } else {
             begin

@@ -112,8 +112,8 @@ pub struct Style {
     pub stores: bool,
     /// Nothing paces these stores, so that each SM that stores starves its own loads meanwhile: as long again as the link is busy.
     pub starves: bool,
-    /// What a call takes beyond all that, in µs.
-    pub fixed_us: f64,
+    /// Transfers begin no earlier after the call, in µs.
+    pub sleep_us: f64,
 }
 
 impl Style {
@@ -131,7 +131,7 @@ impl Style {
         own_first: false,
         stores: false,
         starves: false,
-        fixed_us: 0.0,
+        sleep_us: 0.0,
     };
 }
 

@@ -1,8 +1,9 @@
 //! Machines by name.
 //!
 //! Links carry what NCCL reckons with (`src/graph/topo.h`): 20.0 GB/s one way for each NVLink of A100 (and V100), 20.6 of Hopper,
-//! 40.1 of Blackwell; 24 for PCIe 4.0 x16, twice the 12 of 3.0; 16 between the sockets of an AMD host (Zen 1 and 2), 24 of later
-//! ones; 12 for each 100 Gbit/s of network. Where copies between two H200s were measured, they reach 21.9 for each NVLink.
+//! 40.1 of Blackwell; 24 for PCIe 4.0 x16, twice the 12 of 3.0, of which GPUs behind an Intel host use 5/6 between each other; 16
+//! between the sockets of an AMD host (Zen 1 and 2), 24 of later ones, 22 of Intel's (Sapphire Rapids); 12 for each 100 Gbit/s of
+//! network. Which hosts others measured on is not known: those of the GPU's time are assumed. Where copies between two H200s were measured, they reach 21.9 for each NVLink.
 
 use crate::{Error, Gpu, Machine, Node, Result};
 
@@ -11,9 +12,11 @@ const HOPPER_LINK: f64 = 20.6;
 const H200_LINK: f64 = 21.9;
 const BLACKWELL_LINK: f64 = 40.1;
 const PCIE_4: f64 = 24.0;
+const PCIE_4_INTEL: f64 = 20.0;
 const PCIE_5: f64 = 48.0;
 const SOCKETS_ZEN_2: f64 = 16.0;
 const SOCKETS_LATER: f64 = 24.0;
+const SOCKETS_SAPPHIRE_RAPIDS: f64 = 22.0;
 const NIC_100_GBIT: f64 = 12.0;
 
 const NAMES: [&str; 14] = [
@@ -77,8 +80,8 @@ impl Machine {
                 bridges: vec![(0, 1, 12.0 * A100_LINK), (2, 3, 12.0 * A100_LINK)],
                 ..pcie(Gpu::A100, &[2, 2], SOCKETS_ZEN_2)
             },
-            "8xl20-pcie" => pcie(Gpu::L20, &[4, 4], SOCKETS_ZEN_2),
-            "8xl20-numa-3-5" => pcie(Gpu::L20, &[3, 5], SOCKETS_ZEN_2),
+            "8xl20-pcie" => Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[4, 4], SOCKETS_SAPPHIRE_RAPIDS) },
+            "8xl20-numa-3-5" => Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[3, 5], SOCKETS_SAPPHIRE_RAPIDS) },
             // The driver offers no access between these: copies go through the host, at about half of the rate.
             "4x4090" => Node { pcie_gb_per_s: PCIE_4 / 2.0, ..pcie(Gpu::RTX4090, &[2, 2], SOCKETS_LATER) },
             "dgx-1-v100" => {

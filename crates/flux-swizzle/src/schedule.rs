@@ -75,6 +75,8 @@ impl Schedule {
                 core::mem::swap(&mut transfer.source, &mut transfer.destination);
                 transfer.step = last - transfer.step;
                 transfer.phase = last_phase - transfer.phase;
+                // Chunks leave in the order in which they are computed.
+                transfer.chunk = chunks(transfer.shard).saturating_sub(transfer.chunk + 1);
             }
             relink(&mut transfers);
         }

@@ -17,7 +17,10 @@ const PCIE_SLEEP_US: f64 = 100.0;
 /// What connects the GPUs, and which kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A kernel of few blocks sums and stores, NUMA node by NUMA node.
     Pcie,
+    /// As L20 is set up: copy engines, and one ring through all.
+    PcieCopies,
     Ampere,
     Hopper,
     /// GPUs that it has no tuned kernels for.
@@ -25,6 +28,7 @@ pub enum Kind {
 }
 
 pub fn style(op: Op, kind: Kind) -> Style {
+    let is_pcie = matches!(kind, Kind::Pcie | Kind::PcieCopies);
     let common = Style { baseline: Baseline::Nccl, straddles: true, folds_sum: false, splits: false, ..Style::FLUX };
     let common = match (op, kind) {
         (Op::AgGemm, Kind::Hopper) => Style { tiles: Some(HOPPER), ..common },
@@ -34,15 +38,15 @@ pub fn style(op: Op, kind: Kind) -> Style {
     match op {
         // Copy engines gather: a barrier, the own rows to their place, a barrier; then copies one after the other, by the receiver
         // where there are NVLinks.
-        Op::AgGemm => Style { barriers: 2, copies_own_rows: true, pulls: kind != Kind::Pcie, ..common },
+        Op::AgGemm => Style { barriers: 2, copies_own_rows: true, pulls: !is_pcie, ..common },
             // SMs store tiles to their owners, on NVLink the rank's own first; a kernel of its own sums.
         _ => Style {
-            stores: true,
-            own_first: kind != Kind::Pcie,
-            barriers: usize::from(kind == Kind::Ampere),
+            stores: kind != Kind::PcieCopies,
+            own_first: !is_pcie,
+            barriers: usize::from(is_pcie || kind == Kind::Ampere),
             pads_shards: matches!(kind, Kind::Hopper | Kind::HopperUntuned),
             starves: kind == Kind::HopperUntuned,
-            fixed_us: if kind == Kind::Pcie { PCIE_SLEEP_US } else { 0.0 },
+            sleep_us: if is_pcie { PCIE_SLEEP_US } else { 0.0 },
             ..common
         },
     }
@@ -52,7 +56,12 @@ pub fn style(op: Op, kind: Kind) -> Style {
 /// one, and each rank sends one sum across.
 pub fn exchange(op: Op, kind: Kind) -> Option<Exchange> {
     let numa_node = |ranks: std::ops::Range<usize>| Exchange::Ring(vec![ranks.collect()]);
-    (kind == Kind::Pcie && op != Op::AgGemm).then(|| Exchange::Nested(vec![numa_node(0..4), numa_node(4..8)]))
+    match (op, kind) {
+        (Op::AgGemm, _) => None,
+        (_, Kind::Pcie) => Some(Exchange::Nested(vec![numa_node(0..4), numa_node(4..8)])),
+        (_, Kind::PcieCopies) => Some(Exchange::ring(8)),
+        _ => None,
+    }
 }
 
 /// An operation on GPT-3's layer with m rows on so many ranks.
@@ -62,6 +71,9 @@ pub fn gpt3(op: Op, m: usize, world_size: usize, kind: Kind) -> (Problem, Plan) 
         _ => (12288, 49152 / world_size),
     };
     let exchange = exchange(op, kind).filter(|_| world_size == 8);
-    let plan = Plan { style: style(op, kind), exchange, ..Plan::new(Path::Fused) };
+    // There a shard is sent when all of it is computed.
+    let by_shard = matches!(kind, Kind::Pcie | Kind::PcieCopies) && op != Op::AgGemm;
+    let chunk_rows = by_shard.then_some(m / world_size);
+    let plan = Plan { style: style(op, kind), exchange, chunk_rows, ..Plan::new(Path::Fused) };
     (Problem { op, m, n, k, element_bytes: 2 }, plan)
 }
