@@ -1,8 +1,8 @@
 //! The transfers of a schedule, event by event.
 
+use crate::Machine;
 use crate::clock::Clock;
 use crate::flows::{Flows, SAME_US, Time};
-use crate::Machine;
 use flux_swizzle::{Collective, Schedule};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,6 +21,8 @@ pub(crate) struct Costs {
     /// Whether the source's memory is read for it: what SMs have just computed they would have stored anyway.
     pub(crate) reads_source: bool,
     pub(crate) not_before_us: f64,
+    /// What the first transfer of a rank takes beyond the others.
+    pub(crate) first_us: f64,
 }
 
 /// What a rank has computed by when, in the time of a GEMM that is alone: the work, the shard and the chunk.
@@ -59,6 +61,8 @@ struct State<'a> {
     by_chunk: Lists,
     /// Where the chunks of each shard begin, of as many as there are.
     chunks: (Vec<usize>, usize),
+    /// Which ranks have sent something.
+    awake: Vec<bool>,
     events: BinaryHeap<Reverse<(Time, Event)>>,
     spans: Vec<(f64, f64)>,
 }
@@ -72,12 +76,13 @@ impl<'a> State<'a> {
     ) -> Self {
         let transfers = schedule.transfers();
         let computed = usize::from(schedule.collective() == Collective::ReduceScatter);
-        let missing = transfers.iter().map(|transfer| {
-            transfer.arrivals + usize::from(transfer.after.is_some()) + computed
-        });
+        let missing = transfers
+            .iter()
+            .map(|transfer| transfer.arrivals + usize::from(transfer.after.is_some()) + computed);
         let mut counts = vec![0; schedule.world_size()];
         transfers.iter().for_each(|of| counts[of.shard] = counts[of.shard].max(of.chunk + 1));
-        let begins = counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
+        let begins =
+            counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
         let chunks: (Vec<usize>, usize) = (begins, counts.iter().sum());
         let mut by_after = Lists::new(transfers.len(), transfers.len());
         let mut by_chunk = Lists::new(schedule.world_size() * chunks.1, transfers.len());
@@ -95,6 +100,7 @@ impl<'a> State<'a> {
             by_after,
             by_chunk,
             chunks,
+            awake: vec![false; schedule.world_size()],
             events: BinaryHeap::new(),
             spans: vec![(0.0, 0.0); transfers.len()],
         }
@@ -119,6 +125,9 @@ impl<'a> State<'a> {
             let parts = (transfer.arrivals + 2) as f64;
             let bytes = (self.bytes)(transfer.shard, transfer.chunk);
             setup += self.costs.sum_us + parts * bytes * self.costs.sum_us_per_byte;
+        }
+        if !std::mem::replace(&mut self.awake[transfer.source], true) {
+            setup += self.costs.first_us;
         }
         let gpus = self.machine.node().gpus;
         if transfer.source / gpus != transfer.destination / gpus {
@@ -194,7 +203,9 @@ pub(crate) fn run(
     // Whose memory a transfer keeps busy.
     let busy = |index: usize| {
         let transfer = &transfers[index];
-        [Some(transfer.destination), Some(transfer.source).filter(|_| costs.reads_source)].into_iter().flatten()
+        [Some(transfer.destination), Some(transfer.source).filter(|_| costs.reads_source)]
+            .into_iter()
+            .flatten()
     };
     let mut flows = Flows::new(machine.links().iter().map(|link| link.gb_per_s));
     for index in 0..transfers.len() {
@@ -220,7 +231,8 @@ pub(crate) fn run(
                 touched.push(rank);
             }
         }
-        while let Some(&Reverse((_, event))) = state.events.peek().filter(|next| next.0.0.0 <= now + SAME_US) {
+        while let Some(&Reverse((_, event))) = state.events.peek().filter(|next| next.0.0.0 <= now + SAME_US)
+        {
             state.events.pop();
             match event {
                 Event::Flows(index) => {

@@ -16,7 +16,9 @@ pub enum Error {
         most: usize,
     },
     /// A node's parts do not fit together.
-    #[error("the node has {gpus} GPUs, but its NUMA nodes {numa} in all, or a bridge leads elsewhere; make them agree")]
+    #[error(
+        "the node has {gpus} GPUs, but its NUMA nodes {numa} in all, or a bridge leads elsewhere; make them agree"
+    )]
     Node {
         /// Its GPUs.
         gpus: usize,

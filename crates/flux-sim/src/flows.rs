@@ -223,10 +223,7 @@ mod tests {
         // One of two is held up elsewhere: the other gets what it leaves.
         assert_eq!(ends(&[1.0, 0.25], &[(&[0, 1], 250.0), (&[0], 750.0)]), [1.0, 1.0]);
         // Max-min of three flows over two links.
-        assert_eq!(
-            ends(&[1.0, 2.0], &[(&[0], 500.0), (&[0, 1], 500.0), (&[1], 1500.0)]),
-            [1.0, 1.0, 1.0]
-        );
+        assert_eq!(ends(&[1.0, 2.0], &[(&[0], 500.0), (&[0, 1], 500.0), (&[1], 1500.0)]), [1.0, 1.0, 1.0]);
         assert_eq!(ends(&[], &[(&[], 500.0)]), [0.0]);
         assert_eq!(ends(&[1.0], &[(&[0], 0.0)]), [0.0]);
     }

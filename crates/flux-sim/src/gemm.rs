@@ -170,7 +170,11 @@ mod tests {
         ] {
             let problem = Problem { op: Op::AgGemm, m, n, k, element_bytes: 2 };
             let simulated = fastest_us(&gpu, &problem, m);
-            assert!((simulated / us - 1.0).abs() < within, "{} {m} {n} {k}: {simulated:.0} of {us}", gpu.name);
+            assert!(
+                (simulated / us - 1.0).abs() < within,
+                "{} {m} {n} {k}: {simulated:.0} of {us}",
+                gpu.name
+            );
         }
     }
 }

@@ -82,7 +82,8 @@ impl Gpu {
     /// As H100. Sustained: 4096 × 6144 × 12288 in 0.814 ms is 760 TFLOP/s in 5.8 waves of tiles, which take as long as 6.
     pub const H800: Gpu = Gpu { name: "H800", tflops: 784.0, ..Gpu::H100 };
     /// An H100 with HBM2e, limited to 500 W: 8192 × 3584 × 8192 in 828 µs is 581 TFLOP/s, 8192 × 6656 × 16384 in 2879 µs 621.
-    pub const H100_500W: Gpu = Gpu { name: "H100 500 W", tflops: 625.0, memory_gb_per_s: 2000.0, ..Gpu::H100 };
+    pub const H100_500W: Gpu =
+        Gpu { name: "H100 500 W", tflops: 625.0, memory_gb_per_s: 2000.0, ..Gpu::H100 };
     /// Data sheet: 108 SMs, 2.0 TB/s. Sustained: 4096 × 6144 × 12288 in 2.378 ms on an A800 is 260 TFLOP/s. Calls as on H200, but for reading from peers, which is documented as the faster way there.
     pub const A100: Gpu = Gpu {
         name: "A100",
@@ -99,7 +100,8 @@ impl Gpu {
     /// Data sheet: 92 SMs, 864 GB/s, 119.5 TFLOP/s, of which 4096 × 6144 × 12288 in 5.316 ms reaches 116.
     pub const L20: Gpu = Gpu { name: "L20", sms: 92, tflops: 119.5, memory_gb_per_s: 864.0, ..Gpu::A100 };
     /// Data sheet: 128 SMs, 1008 GB/s, 165 TFLOP/s with fp32 accumulation; as L20 otherwise.
-    pub const RTX4090: Gpu = Gpu { name: "RTX 4090", sms: 128, tflops: 160.0, memory_gb_per_s: 1008.0, ..Gpu::A100 };
+    pub const RTX4090: Gpu =
+        Gpu { name: "RTX 4090", sms: 128, tflops: 160.0, memory_gb_per_s: 1008.0, ..Gpu::A100 };
     /// Data sheet: 80 SMs, 900 GB/s, 125 TFLOP/s, of which 0.8 is assumed to be sustained.
     pub const V100: Gpu = Gpu { name: "V100", sms: 80, tflops: 100.0, memory_gb_per_s: 900.0, ..Gpu::A100 };
     /// Data sheet: 148 SMs, 8 TB/s, 2250 TFLOP/s, of which 0.75 is assumed to be sustained; calls as on H200.

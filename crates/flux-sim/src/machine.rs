@@ -66,7 +66,8 @@ impl Machine {
         if !speeds.into_iter().chain(bridges).chain(memory).all(|speed| speed.is_finite() && speed > 0.0) {
             return Err(Error::NotPositive { what: "a link, the memory or the rate of multiplication" });
         }
-        let mut machine = Self { name: name.into(), node, nodes, links: Vec::new(), bridge_links: Vec::new() };
+        let mut machine =
+            Self { name: name.into(), node, nodes, links: Vec::new(), bridge_links: Vec::new() };
         machine.connect();
         Ok(machine)
     }
@@ -181,7 +182,8 @@ impl Machine {
     /// How ranks should exchange their shards here.
     pub fn exchange(&self) -> Exchange {
         let node = &self.node;
-        let within = if node.nvswitch_gb_per_s.is_some() || self.is_mesh(&(0..node.gpus).collect::<Vec<_>>()) {
+        let within = if node.nvswitch_gb_per_s.is_some() || self.is_mesh(&(0..node.gpus).collect::<Vec<_>>())
+        {
             Exchange::full_mesh(node.gpus)
         } else if !node.bridges.is_empty() {
             Exchange::Nested(self.islands().into_iter().map(Exchange::Mesh).collect())

@@ -116,8 +116,17 @@ impl Call<'_> {
             false => (gpu.copy_us + if self.style().pulls { gpu.pull_us } else { 0.0 }, gpu.signal_us),
         };
         // Who stores by SM sums as it stores.
-        let (sum_us, sum_us_per_byte) = if self.stores() { (0.0, 0.0) } else { (gpu.launch_us, self.memory_us(1.0)) };
-        Costs { setup_us, signal_us, sum_us_per_byte, sum_us, reads_source: !self.stores(), not_before_us: self.style().sleep_us }
+        let (sum_us, sum_us_per_byte) =
+            if self.stores() { (0.0, 0.0) } else { (gpu.launch_us, self.memory_us(1.0)) };
+        Costs {
+            setup_us,
+            signal_us,
+            sum_us_per_byte,
+            sum_us,
+            reads_source: !self.stores(),
+            not_before_us: self.style().sleep_us,
+            first_us: self.style().first_us,
+        }
     }
 
     /// What comes before the first transfer, and before the GEMM.
@@ -147,21 +156,25 @@ impl Call<'_> {
     /// Whether shards are no multiple of a tile, and are made one.
     fn pads(&self) -> bool {
         let height = self.machine.node().gpu.tiles.iter().map(|tile| tile.rows).min().unwrap_or(1).max(128);
-        self.style().pads_shards && self.problem.op != Op::AgGemm && !self.shards.max_rows().is_multiple_of(height)
+        self.style().pads_shards
+            && self.problem.op != Op::AgGemm
+            && !self.shards.max_rows().is_multiple_of(height)
     }
 
     fn spans(&self, schedule: &Schedule, moved: &Moved, timeline: &mut Vec<Span>) {
         if !self.plan.timeline {
             return;
         }
-        timeline.extend(schedule.transfers().iter().zip(&moved.spans).map(|(transfer, &(begin_us, end_us))| Span {
-            rank: transfer.source,
-            activity: Activity::Transfer,
-            shard: Some(transfer.shard),
-            destination: Some(transfer.destination),
-            begin_us,
-            end_us,
-        }));
+        timeline.extend(schedule.transfers().iter().zip(&moved.spans).map(
+            |(transfer, &(begin_us, end_us))| Span {
+                rank: transfer.source,
+                activity: Activity::Transfer,
+                shard: Some(transfer.shard),
+                destination: Some(transfer.destination),
+                begin_us,
+                end_us,
+            },
+        ));
     }
 
     fn outcome(&self, done_us: Vec<f64>, moved: Option<&Moved>, mut timeline: Vec<Span>) -> Outcome {
@@ -169,8 +182,14 @@ impl Call<'_> {
         let carried = moved.map_or(&[][..], |moved| &moved.carried);
         let links = self.machine.links().iter().zip(carried).filter(|(_, bytes)| **bytes > 0.0);
         let links = links.map(|(link, &bytes)| LinkBytes { name: link.name.clone(), bytes }).collect();
+        // A GEMM's last wave, some of which is split, ends earlier than its tiles would one by one.
+        for span in timeline.iter_mut().filter(|span| span.activity == Activity::Multiply) {
+            span.end_us = span.end_us.min(done_us[span.rank]);
+        }
         timeline.retain(|span| span.end_us > span.begin_us);
-        timeline.sort_by(|a, b| (a.rank, a.begin_us).partial_cmp(&(b.rank, b.begin_us)).unwrap_or(std::cmp::Ordering::Equal));
+        timeline.sort_by(|a, b| {
+            (a.rank, a.begin_us).partial_cmp(&(b.rank, b.begin_us)).unwrap_or(std::cmp::Ordering::Equal)
+        });
         Outcome { total_us, done_us, links, timeline }
     }
 
@@ -210,9 +229,21 @@ impl Call<'_> {
         Ok(self.outcome(done, Some(&moved), timeline))
     }
 
-    fn span(&self, timeline: &mut Vec<Span>, of: (usize, Activity, Option<usize>), (begin_us, end_us): (f64, f64)) {
+    fn span(
+        &self,
+        timeline: &mut Vec<Span>,
+        of: (usize, Activity, Option<usize>),
+        (begin_us, end_us): (f64, f64),
+    ) {
         if self.plan.timeline {
-            timeline.push(Span { rank: of.0, activity: of.1, shard: of.2, destination: None, begin_us, end_us });
+            timeline.push(Span {
+                rank: of.0,
+                activity: of.1,
+                shard: of.2,
+                destination: None,
+                begin_us,
+                end_us,
+            });
         }
     }
 
@@ -321,7 +352,8 @@ impl Call<'_> {
         let cut = self.scatter_cut(&chunks, &orders[0], start_us);
         let computed: Vec<Computing> =
             orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
-        let milestones: Vec<Milestones> = computed.iter().map(|computing| computing.milestones.clone()).collect();
+        let milestones: Vec<Milestones> =
+            computed.iter().map(|computing| computing.milestones.clone()).collect();
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &milestones);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);
@@ -340,7 +372,14 @@ impl Call<'_> {
     }
 
     /// When a rank that has multiplied all by then has summed its shard.
-    fn summed(&self, rank: usize, schedule: &Schedule, moved: &Moved, multiplied_us: f64, timeline: &mut Vec<Span>) -> f64 {
+    fn summed(
+        &self,
+        rank: usize,
+        schedule: &Schedule,
+        moved: &Moved,
+        multiplied_us: f64,
+        timeline: &mut Vec<Span>,
+    ) -> f64 {
         let gpu = &self.machine.node().gpu;
         let arrivals = schedule.arrivals(rank);
         let of_own = arrivals.iter().filter(|&&index| schedule.transfers()[index].shard == rank);
@@ -385,7 +424,8 @@ impl Call<'_> {
             if self.style().straddles && !self.pads() {
                 return self.problem.m.div_ceil(height);
             }
-            let rows = (0..self.machine.gpus()).map(|shard| self.rows_computed(self.shards.rows(shard), height));
+            let rows =
+                (0..self.machine.gpus()).map(|shard| self.rows_computed(self.shards.rows(shard), height));
             rows.sum::<usize>() / height
         };
         let splits = self.style().splits;
@@ -438,11 +478,13 @@ impl Call<'_> {
                 } else {
                     for &shard in order {
                         let count = chunks.count(shard);
-                        let tiles = self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
+                        let tiles =
+                            self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
                         let mut begin = f64::INFINITY;
                         for chunk in 0..count {
                             // Chunks that are lower than a tile are complete with the tile that they end in.
-                            let of_chunk = ((chunk + 1) * tiles).div_ceil(count) - (chunk * tiles).div_ceil(count);
+                            let of_chunk =
+                                ((chunk + 1) * tiles).div_ceil(count) - (chunk * tiles).div_ceil(count);
                             if of_chunk > 0 {
                                 let computed = row_tile(of_chunk, shard);
                                 begin = begin.min(computed.begin_us);
@@ -502,7 +544,8 @@ impl Call<'_> {
         let (first, _) = self.reduce_scatter()?;
         let chunks = self.chunks()?;
         let schedule = Schedule::new(Collective::AllGather, self.exchange, |shard| chunks.count(shard))?;
-        let moved = run(self.machine, &schedule, self.costs(), &self.chunk_bytes(&chunks), first.total_us, &[]);
+        let moved =
+            run(self.machine, &schedule, self.costs(), &self.chunk_bytes(&chunks), first.total_us, &[]);
         // Each rank then copies what has come to where it is wanted; the last shard after it has come.
         let all = self.memory_us(2.0 * (self.problem.m * self.problem.row_bytes()) as f64);
         let last = all / self.machine.gpus() as f64;
@@ -594,7 +637,8 @@ fn rows_of(rows: &std::ops::Range<usize>, height: usize) -> std::ops::Range<usiz
 
 /// The cut that takes the least time.
 fn best(cuts: Vec<Cut>, time: impl Fn(&Cut) -> f64) -> Cut {
-    let none = Cut { tile: TileRate { rows: 1, columns: 1, efficiency: 1.0 }, parts: 1, part_us: 0.0, sms: 1 };
+    let none =
+        Cut { tile: TileRate { rows: 1, columns: 1, efficiency: 1.0 }, parts: 1, part_us: 0.0, sms: 1 };
     let timed = cuts.into_iter().map(|cut| (time(&cut), cut));
     timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(none, |(_, cut)| cut)
 }

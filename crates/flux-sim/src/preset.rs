@@ -74,14 +74,20 @@ impl Machine {
     pub fn preset(name: &str, nodes: usize) -> Result<Machine> {
         let node = match name {
             "dgx-a100" => switched(Gpu::A100, 8, 12.0 * A100_LINK, 4, 2.0 * NIC_100_GBIT),
-            "hgx-a800" => switched(Gpu { name: "A800", ..Gpu::A100 }, 8, 8.0 * A100_LINK, 4, 2.0 * NIC_100_GBIT),
+            "hgx-a800" => {
+                switched(Gpu { name: "A800", ..Gpu::A100 }, 8, 8.0 * A100_LINK, 4, 2.0 * NIC_100_GBIT)
+            }
             "8xa100-pcie" => pcie(Gpu::A100, &[4, 4], SOCKETS_ZEN_2),
             "4xa100-nvlink-pairs" => Node {
                 bridges: vec![(0, 1, 12.0 * A100_LINK), (2, 3, 12.0 * A100_LINK)],
                 ..pcie(Gpu::A100, &[2, 2], SOCKETS_ZEN_2)
             },
-            "8xl20-pcie" => Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[4, 4], SOCKETS_SAPPHIRE_RAPIDS) },
-            "8xl20-numa-3-5" => Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[3, 5], SOCKETS_SAPPHIRE_RAPIDS) },
+            "8xl20-pcie" => {
+                Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[4, 4], SOCKETS_SAPPHIRE_RAPIDS) }
+            }
+            "8xl20-numa-3-5" => {
+                Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[3, 5], SOCKETS_SAPPHIRE_RAPIDS) }
+            }
             // The driver offers no access between these: copies go through the host, at about half of the rate.
             "4x4090" => Node { pcie_gb_per_s: PCIE_4 / 2.0, ..pcie(Gpu::RTX4090, &[2, 2], SOCKETS_LATER) },
             "dgx-1-v100" => {

@@ -5,29 +5,30 @@
 mod original;
 mod rows;
 
-pub use rows::{Published, Row, rows};
+pub(crate) use rows::{Published, Row, rows};
 
 use flux_sim::{Comparison, Machine, Plan, Problem, compare};
 
 /// What a row is about.
-pub type Of = Vec<(Problem, Plan)>;
+pub(crate) type Of = Vec<(Problem, Plan)>;
 
 /// A row beside its simulation: E in percent.
-pub struct Compared {
-    pub row: Row,
-    pub published: f64,
-    pub simulated: f64,
-    pub comparisons: Vec<Comparison>,
+pub(crate) struct Compared {
+    pub(crate) row: Row,
+    pub(crate) published: f64,
+    pub(crate) simulated: f64,
+    pub(crate) comparisons: Vec<Comparison>,
 }
 
-pub fn compared() -> Vec<Compared> {
+pub(crate) fn compared() -> Vec<Compared> {
     rows().into_iter().map(Compared::new).collect()
 }
 
 impl Compared {
     fn new(row: Row) -> Self {
         let machine = Machine::preset(row.machine, row.nodes).expect("a preset");
-        let comparison = |(problem, plan): &(Problem, Plan)| compare(&machine, problem, plan).expect("a valid row");
+        let comparison =
+            |(problem, plan): &(Problem, Plan)| compare(&machine, problem, plan).expect("a valid row");
         let comparisons: Vec<Comparison> = row.of.iter().map(comparison).collect();
         let values = || comparisons.iter().map(|comparison| 100.0 * comparison.efficiency());
         let mean = values().sum::<f64>() / comparisons.len() as f64;
@@ -44,7 +45,7 @@ impl Compared {
         Self { row, published, simulated, comparisons }
     }
 
-    pub fn off_by(&self) -> f64 {
+    pub(crate) fn off_by(&self) -> f64 {
         self.simulated - self.published
     }
 }

@@ -16,7 +16,7 @@ const PCIE_SLEEP_US: f64 = 100.0;
 
 /// What connects the GPUs, and which kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A kernel of few blocks sums and stores, NUMA node by NUMA node.
     Pcie,
     /// As L20 is set up: copy engines, and one ring through all.
@@ -27,9 +27,16 @@ pub enum Kind {
     HopperUntuned,
 }
 
-pub fn style(op: Op, kind: Kind) -> Style {
+pub(crate) fn style(op: Op, kind: Kind) -> Style {
     let is_pcie = matches!(kind, Kind::Pcie | Kind::PcieCopies);
-    let common = Style { baseline: Baseline::Nccl, straddles: true, folds_sum: false, splits: false, ..Style::FLUX };
+    let common = Style {
+        baseline: Baseline::Nccl,
+        straddles: true,
+        folds_sum: false,
+        splits: false,
+        first_us: 0.0,
+        ..Style::FLUX
+    };
     let common = match (op, kind) {
         (Op::AgGemm, Kind::Hopper) => Style { tiles: Some(HOPPER), ..common },
         (_, Kind::Hopper | Kind::HopperUntuned) => Style { tiles: Some(FIRST), ..common },
@@ -39,7 +46,7 @@ pub fn style(op: Op, kind: Kind) -> Style {
         // Copy engines gather: a barrier, the own rows to their place, a barrier; then copies one after the other, by the receiver
         // where there are NVLinks.
         Op::AgGemm => Style { barriers: 2, copies_own_rows: true, pulls: !is_pcie, ..common },
-            // SMs store tiles to their owners, on NVLink the rank's own first; a kernel of its own sums.
+        // SMs store tiles to their owners, on NVLink the rank's own first; a kernel of its own sums.
         _ => Style {
             stores: kind != Kind::PcieCopies,
             own_first: !is_pcie,
@@ -54,7 +61,7 @@ pub fn style(op: Op, kind: Kind) -> Style {
 
 /// Who sends to whom, where that is not the machine's way: on PCIe a ReduceScatter sums within each NUMA node first, for the other
 /// one, and each rank sends one sum across.
-pub fn exchange(op: Op, kind: Kind) -> Option<Exchange> {
+pub(crate) fn exchange(op: Op, kind: Kind) -> Option<Exchange> {
     let numa_node = |ranks: std::ops::Range<usize>| Exchange::Ring(vec![ranks.collect()]);
     match (op, kind) {
         (Op::AgGemm, _) => None,
@@ -65,7 +72,7 @@ pub fn exchange(op: Op, kind: Kind) -> Option<Exchange> {
 }
 
 /// An operation on GPT-3's layer with m rows on so many ranks.
-pub fn gpt3(op: Op, m: usize, world_size: usize, kind: Kind) -> (Problem, Plan) {
+pub(crate) fn gpt3(op: Op, m: usize, world_size: usize, kind: Kind) -> (Problem, Plan) {
     let (n, k) = match op {
         Op::AgGemm => (49152 / world_size, 12288),
         _ => (12288, 49152 / world_size),

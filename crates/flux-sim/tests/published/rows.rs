@@ -6,7 +6,7 @@ use flux_sim::{Baseline, Op, Path, Plan, Problem, Style};
 
 /// What was published.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Published {
+pub(crate) enum Published {
     /// E in percent.
     Efficiency(f64),
     /// The least, the greatest and the mean E of several shapes, in percent.
@@ -14,19 +14,22 @@ pub enum Published {
     Most(f64),
     Mean(f64),
     /// Times without that of the GEMM alone.
-    Times { fused_us: f64, unfused_us: f64 },
+    Times {
+        fused_us: f64,
+        unfused_us: f64,
+    },
 }
 
 /// Why the simulation is more than 12 points off.
-pub type Outlier = &'static str;
+pub(crate) type Outlier = &'static str;
 
-pub struct Row {
-    pub name: String,
-    pub machine: &'static str,
-    pub nodes: usize,
-    pub published: Published,
-    pub of: Of,
-    pub outlier: Option<Outlier>,
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) machine: &'static str,
+    pub(crate) nodes: usize,
+    pub(crate) published: Published,
+    pub(crate) of: Of,
+    pub(crate) outlier: Option<Outlier>,
 }
 
 fn row(name: impl Into<String>, machine: &'static str, published: Published, of: Of) -> Row {
@@ -40,9 +43,53 @@ fn fused(style: Style) -> Plan {
 }
 
 /// Rows that are further off than 12 points, each with the reason.
-const OUTLIERS: &[(&str, Outlier)] = &[];
+const OUTLIERS: &[(&str, Outlier)] = &[
+    (
+        "A100 NVLink m=1024..8192 least",
+        "Which shape was worst was not published. Simulated, it is AllGather with 1024 rows: 53 µs beyond the GEMM, of a pair that \
+         takes 141. A kernel that was tuned less well than the best GEMM, by 6 %, would explain it.",
+    ),
+    (
+        "A100 NVLink m=1024..8192 most",
+        "Copies slow a GEMM down as much as was measured on H200, scaled by the rate of the memory. Here that is 106 of the 143 µs \
+         with 8192 rows; 96 % leave room for 32. It may be less on A100.",
+    ),
+    (
+        "A100 NVLink m=64,512 most",
+        "88 % of the simulated communication are 47 of 53 µs: 6 would be left for a barrier, the launch of the sum, and the sum. \
+         The published pair must have been slower than the simulated one: NCCL of the time, or the GEMM in it.",
+    ),
+    (
+        "A100 NVLink two nodes m=8192",
+        "The original waits on the host in a call across nodes, which dominated its time for users (issue 178); how long is not \
+         known and not simulated.",
+    ),
+    (
+        "H800 m=64,512 least",
+        "Padding to whole tiles (1024 rows for 64) is simulated as the later sources have it. The paper speaks of tiles that \
+         store 8 rows: then it padded less.",
+    ),
+    (
+        "H800 m=64,512 most",
+        "The best of four is simulated as a ReduceScatter with 512 rows that loses by 25 %. In the paper it lost by at least 82: \
+         few warps, which hide no latency, is its explanation. Warps are not simulated.",
+    ),
+    (
+        "H100 ag-gemm m=1024",
+        "Published 250 beside 247 µs, simulated 242 beside 259: both within 5 %, but E divides by the difference to a GEMM.",
+    ),
+    (
+        "H100 ag-gemm m=2048",
+        "Published 426 µs, 90 more than a good GEMM, which is in no relation to the 25 that it is with 4096 rows. Untuned kernels \
+         are chosen by another rule below 2048 rows, up to here it seems.",
+    ),
+    (
+        "H100 500 W Triton 4096x1792x4096",
+        "Two GEMMs that take 105 µs: the fused one is said to have twice that itself, being written in Triton.",
+    ),
+];
 
-pub fn rows() -> Vec<Row> {
+pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     // The repository's tables, TP8, m = 4096: (GEMM + NCCL − best GEMM) and (fused − best GEMM) in ms.
     for (gpu, machine, op, kind, e) in [
@@ -73,7 +120,8 @@ pub fn rows() -> Vec<Row> {
         rows.push(range("m=1024..8192 most", Published::Most(large[1]), &ms));
         // On PCIe the mean is below the least of these: it must be over small m, too.
         let all = [64, 512, 1024, 2048, 4096, 8192];
-        let (name, of_mean) = if kind == Kind::Pcie { ("m=64..8192 mean", &all[..]) } else { ("m=1024..8192 mean", &ms[..]) };
+        let (name, of_mean) =
+            if kind == Kind::Pcie { ("m=64..8192 mean", &all[..]) } else { ("m=1024..8192 mean", &ms[..]) };
         rows.push(range(name, Published::Mean(mean), of_mean));
         rows.push(range("m=64,512 least", Published::Least(small[0]), &[64, 512]));
         rows.push(range("m=64,512 most", Published::Most(small[1]), &[64, 512]));
@@ -93,7 +141,12 @@ pub fn rows() -> Vec<Row> {
     ] {
         let problem = Problem { op: Op::AgGemm, m, n: 7168, k: 8192, element_bytes: 2 };
         let of = vec![(problem, fused(style(Op::AgGemm, Kind::HopperUntuned)))];
-        rows.push(row(format!("H100 ag-gemm m={m}"), "dgx-h100", Published::Times { fused_us, unfused_us }, of));
+        rows.push(row(
+            format!("H100 ag-gemm m={m}"),
+            "dgx-h100",
+            Published::Times { fused_us, unfused_us },
+            of,
+        ));
     }
     for (m, unfused_us, fused_us) in [
         (1024, 180.0, 183.0),
@@ -104,7 +157,12 @@ pub fn rows() -> Vec<Row> {
     ] {
         let problem = Problem { op: Op::GemmRs, m, n: 8192, k: 3584, element_bytes: 2 };
         let of = vec![(problem, fused(style(Op::GemmRs, Kind::HopperUntuned)))];
-        rows.push(row(format!("H100 gemm-rs m={m}"), "dgx-h100", Published::Times { fused_us, unfused_us }, of));
+        rows.push(row(
+            format!("H100 gemm-rs m={m}"),
+            "dgx-h100",
+            Published::Times { fused_us, unfused_us },
+            of,
+        ));
     }
     // Triton's fused AllGather+GEMM on eight H100 of 500 W: copies push, tiles wait.
     for (m, n, k, gemm_us, unfused_us, fused_us) in [
@@ -118,6 +176,7 @@ pub fn rows() -> Vec<Row> {
             barriers: 2,
             copies_own_rows: true,
             splits: false,
+            first_us: 0.0,
             ..Style::FLUX
         };
         let e = 100.0 * (1.0 - (fused_us - gemm_us) / (unfused_us - gemm_us));
