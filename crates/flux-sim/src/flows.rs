@@ -36,7 +36,7 @@ struct Flow {
     /// When `bytes_left` was so many.
     since_us: f64,
     /// Which prediction of its end counts.
-    version: u32,
+    version: u64,
     id: usize,
 }
 
@@ -49,7 +49,9 @@ pub(crate) struct Flows {
     /// By link: the flows on it.
     on_link: Vec<Vec<usize>>,
     changed: Vec<usize>,
-    ends: BinaryHeap<Reverse<(Time, usize, u32)>>,
+    ends: BinaryHeap<Reverse<(Time, usize, u64)>>,
+    /// Of the latest prediction; 0 is none.
+    version: u64,
     /// Scratch: by link, the capacity and the flows that are not yet given a rate; by flow whether it was looked at.
     left: Vec<(f64, usize)>,
     link_seen: Vec<bool>,
@@ -69,6 +71,7 @@ impl Flows {
             on_link: vec![Vec::new(); links],
             changed: Vec::new(),
             ends: BinaryHeap::new(),
+            version: 0,
             left: vec![(0.0, 0); links],
             link_seen: vec![false; links],
             flow_seen: Vec::new(),
@@ -87,12 +90,14 @@ impl Flows {
             self.on_link[link].push(slot);
             self.carried[link] += bytes;
         }
+        let mut version = 0;
         if route.is_empty() {
-            self.ends.push(Reverse((Time(now_us), slot, 0)));
+            self.version += 1;
+            version = self.version;
+            self.ends.push(Reverse((Time(now_us), slot, version)));
         }
         self.changed.extend_from_slice(&route);
-        self.flows[slot] =
-            Some(Flow { route, bytes_left: bytes, rate: 0.0, since_us: now_us, version: 0, id });
+        self.flows[slot] = Some(Flow { route, bytes_left: bytes, rate: 0.0, since_us: now_us, version, id });
     }
 
     /// When the next flow ends, if rates stay as they are. Call [`share`](Self::share) first if flows have begun or ended.
@@ -172,7 +177,8 @@ impl Flows {
                     if rate != flow.rate {
                         flow.bytes_left -= flow.rate * (now_us - flow.since_us);
                         flow.since_us = now_us;
-                        flow.version += 1;
+                        self.version += 1;
+                        flow.version = self.version;
                         risen(flow.id, (rate - flow.rate) / 1e3);
                         flow.rate = rate;
                         let end = now_us + flow.bytes_left.max(0.0) / rate;
