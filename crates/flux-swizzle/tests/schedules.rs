@@ -51,9 +51,8 @@ fn check(exchange: &Exchange, chunks: &dyn Fn(usize) -> usize) {
         // Over a link, a shard's chunks go in order.
         for transfer in transfers {
             let after = transfer.after.map(|after| &transfers[after]);
-            let same = after.filter(|after| {
-                (after.shard, after.destination) == (transfer.shard, transfer.destination)
-            });
+            let same = after
+                .filter(|after| (after.shard, after.destination) == (transfer.shard, transfer.destination));
             assert!(same.is_none_or(|after| after.chunk < transfer.chunk), "{transfer:?} of {exchange:?}");
         }
         check_boundaries(exchange, &schedule, chunks);

@@ -2,7 +2,7 @@
 
 use crate::bench::svg::{line, text, tick_step};
 use flux_sim::{Activity, Outcome, Span};
-use std::fmt::{self, Write};
+use std::fmt;
 
 const WIDTH: f64 = 1200.0;
 const LEFT: f64 = 70.0;
