@@ -158,8 +158,7 @@ impl Flows {
             let tight = links.iter().map(|&link| &self.left[link]).filter(|left| left.1 > 0).map(fair);
             let rate = tight.fold(f64::INFINITY, f64::min).max(0.0);
             let before = waiting;
-            for index in 0..links.len() {
-                let link = links[index];
+            for &link in &links {
                 if self.left[link].1 == 0 || fair(&self.left[link]) > rate * (1.0 + 1e-12) {
                     continue;
                 }

@@ -6,6 +6,7 @@ mod collective;
 mod compare;
 mod error;
 mod flows;
+mod gather;
 mod gemm;
 mod gpu;
 mod library;
@@ -13,6 +14,8 @@ mod machine;
 mod operation;
 mod plan;
 mod preset;
+mod reduce;
+mod scatter;
 mod timeline;
 
 pub use compare::{Comparison, compare};

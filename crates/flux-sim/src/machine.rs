@@ -47,7 +47,7 @@ pub struct Machine {
 
 impl Machine {
     /// More ranks are not simulated.
-    pub const MOST_GPUS: usize = 16384;
+    pub const MOST_GPUS: usize = 4096;
 
     /// `nodes` nodes of one kind.
     pub fn new(name: impl Into<String>, node: Node, nodes: usize) -> Result<Self> {

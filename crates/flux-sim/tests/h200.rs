@@ -1,4 +1,5 @@
 //! This implementation as it was measured on two H200s (docs/measurements.md), and as it is simulated.
+#![allow(clippy::print_stderr)] // what was compared
 
 use flux_sim::{Machine, Op, Path, Plan, Problem, Style, compare};
 

@@ -1,4 +1,5 @@
 //! What is true of every simulation.
+#![allow(clippy::print_stderr)] // what was compared
 
 use flux_sim::{
     Activity, Baseline, Error, Gpu, Machine, Node, Op, Path, Plan, Problem, Style, compare, simulate,

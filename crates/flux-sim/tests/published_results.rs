@@ -2,6 +2,7 @@
 //! that is off, why. `cargo run --release -p flux-sim --example published` prints and draws the same.
 //!
 //! Constants are one set for each GPU and each kind of link (`src/gpu.rs`, `src/preset.rs`), none for a row.
+#![allow(clippy::print_stderr)] // what was compared
 
 mod published;
 
