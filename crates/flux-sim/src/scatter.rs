@@ -6,7 +6,6 @@ use crate::library::nccl_us;
 use crate::operation::{Call, Outcome, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
 use flux_swizzle::{Chunks, Collective, Schedule};
-use std::cell::Cell;
 
 /// How long loads are held up while the link is busy with what the same SMs store, in times of that. Measured between two H200s: 1.7
 /// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
@@ -116,74 +115,10 @@ impl Call<'_> {
     fn computing(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
         let gpu = &self.machine.node().gpu;
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
-        let mut end = start_us + gpu.launch_us;
+        let mut end = start_us;
         match self.plan.path {
-            Path::Fused => {
-                let begin_us = end;
-                let mut sms = Sms::new(cut.sms, end);
-                let total = Cell::new(0);
-                // Of each milestone, how many units are done by then.
-                let mut units_done = Vec::new();
-                let mut done = vec![end; self.machine.gpus()];
-                let mut row_tile = |tiles: usize, shard: usize| {
-                    let units = cut.units(tiles, self.problem.n);
-                    total.set(total.get() + units);
-                    let stall = self.starved_us(shard, order, &cut);
-                    sms.compute(units, cut.part_us + stall, 0.0)
-                };
-                if self.style().straddles && !self.pads() {
-                    // Row tiles in the order of the shards; a shard is complete with the last tile that touches it.
-                    let mut computed = vec![None; self.problem.m.div_ceil(cut.tile.rows)];
-                    for &shard in order {
-                        let rows = self.shards.range(shard);
-                        let mut begin = f64::INFINITY;
-                        for chunk in 0..chunks.count(shard) {
-                            for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
-                                let ended = *computed[tile].get_or_insert_with(|| {
-                                    let computed = row_tile(1, shard);
-                                    begin = begin.min(computed.begin_us);
-                                    computed.end_us
-                                });
-                                done[shard] = done[shard].max(ended);
-                            }
-                            milestones.push((done[shard], shard, chunk));
-                            units_done.push(total.get());
-                        }
-                        if !rows.is_empty() {
-                            spans.push((shard, begin.min(done[shard]), done[shard]));
-                        }
-                    }
-                } else {
-                    for &shard in order {
-                        let count = chunks.count(shard);
-                        let tiles =
-                            self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
-                        let mut begin = f64::INFINITY;
-                        for chunk in 0..count {
-                            // Chunks that are lower than a tile are complete with the tile that they end in.
-                            let of_chunk =
-                                ((chunk + 1) * tiles).div_ceil(count) - (chunk * tiles).div_ceil(count);
-                            if of_chunk > 0 {
-                                let computed = row_tile(of_chunk, shard);
-                                begin = begin.min(computed.begin_us);
-                                done[shard] = done[shard].max(computed.end_us);
-                            }
-                            milestones.push((done[shard], shard, chunk));
-                            units_done.push(total.get());
-                        }
-                        spans.push((shard, begin.min(done[shard]), done[shard]));
-                    }
-                }
-                let total = total.get();
-                end = done.into_iter().fold(end, f64::max) - cut.saved_us(total);
-                for (milestone, done) in milestones.iter_mut().zip(units_done) {
-                    let even = begin_us + (end - begin_us) * done as f64 / total.max(1) as f64;
-                    milestone.0 = if gpu.in_step { milestone.0.min(end) } else { even };
-                }
-                milestones.sort_by(|a, b| a.0.total_cmp(&b.0));
-            }
+            Path::Fused => return self.computing_fused(chunks, order, cut, start_us),
             Path::Chunked => {
-                end = start_us;
                 for &shard in order {
                     let begin = end;
                     end += fastest_us(gpu, self.problem, self.shards.rows(shard));
@@ -192,13 +127,62 @@ impl Call<'_> {
                 }
             }
             Path::Unfused => {
-                end = start_us + fastest_us(gpu, self.problem, self.problem.m);
+                end += fastest_us(gpu, self.problem, self.problem.m);
                 spans.push((order.last().copied().unwrap_or(0), start_us, end));
                 for &shard in order {
                     milestones.extend((0..chunks.count(shard)).map(|chunk| (end, shard, chunk)));
                 }
             }
         }
+        Computing { milestones, spans, end_us: end }
+    }
+
+    /// The same where the rank's one GEMM computes chunk after chunk, in that order.
+    fn computing_fused(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+        let gpu = &self.machine.node().gpu;
+        let begin_us = start_us + gpu.launch_us;
+        let mut sms = Sms::new(cut.sms, begin_us);
+        let (mut milestones, mut spans, mut units_done) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut total, mut end) = (0, begin_us);
+        // Row tiles that straddle shards are computed with the first of these.
+        let straddles = self.style().straddles && !self.pads();
+        let mut computed: Vec<Option<f64>> =
+            if straddles { vec![None; self.problem.m.div_ceil(cut.tile.rows)] } else { Vec::new() };
+        for &shard in order {
+            let count = chunks.count(shard);
+            let tiles = self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
+            let stall = self.starved_us(shard, order, &cut);
+            let (mut begin, mut done) = (f64::INFINITY, begin_us);
+            let mut compute = |row_tiles: usize| {
+                let units = cut.units(row_tiles, self.problem.n);
+                total += units;
+                let computed = sms.compute(units, cut.part_us + stall, 0.0);
+                begin = begin.min(computed.begin_us);
+                (computed.end_us, total)
+            };
+            for chunk in 0..count {
+                if straddles {
+                    // A chunk is complete with the last tile that touches it.
+                    for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
+                        done = done.max(*computed[tile].get_or_insert_with(|| compute(1).0));
+                    }
+                } else {
+                    // Chunks that are lower than a tile are complete with the tile that they end in.
+                    let until = |chunk: usize| (chunk * tiles).div_ceil(count);
+                    done = done.max(compute(until(chunk + 1) - until(chunk)).0);
+                }
+                milestones.push((done, shard, chunk));
+                units_done.push(compute(0).1);
+            }
+            end = end.max(done);
+            spans.push((shard, begin.min(done), done));
+        }
+        end -= cut.saved_us(total);
+        for (milestone, done) in milestones.iter_mut().zip(units_done) {
+            let even = begin_us + (end - begin_us) * done as f64 / total.max(1) as f64;
+            milestone.0 = if gpu.in_step { milestone.0.min(end) } else { even };
+        }
+        milestones.sort_by(|a, b| a.0.total_cmp(&b.0));
         Computing { milestones, spans, end_us: end }
     }
 

@@ -17,6 +17,7 @@ pub(crate) struct Compared {
     pub(crate) row: Row,
     pub(crate) published: f64,
     pub(crate) simulated: f64,
+    #[allow(dead_code)] // the test compares times, the example does not
     pub(crate) comparisons: Vec<Comparison>,
 }
 
