@@ -31,6 +31,12 @@ pub enum Error {
         /// What it is of.
         what: &'static str,
     },
+    /// A GPU or a style has a number that cannot be reckoned with.
+    #[error("{what} has a time that is negative, or a rate or an extent that is not above zero; correct it")]
+    Constants {
+        /// What has it.
+        what: &'static str,
+    },
     /// No machine has this name.
     #[error("there is no machine named {name:?}; there are {}", crate::Machine::presets().collect::<Vec<_>>().join(", "))]
     UnknownPreset {

@@ -107,4 +107,22 @@ impl Gpu {
     /// Data sheet: 148 SMs, 8 TB/s, 2250 TFLOP/s, of which 0.75 is assumed to be sustained; calls as on H200.
     pub const B200: Gpu =
         Gpu { name: "B200", sms: 148, tflops: 1700.0, memory_gb_per_s: 7500.0, ..Gpu::H200 };
+
+    /// Whether all its numbers can be reckoned with.
+    pub(crate) fn is_valid(&self) -> bool {
+        /// More at once than any GPU has.
+        const MOST_SMS: usize = 1 << 16;
+        let costs = [self.launch_us, self.copy_us, self.pull_us, self.signal_us];
+        let rates = [self.tflops, self.memory_gb_per_s];
+        (1..=MOST_SMS).contains(&self.sms)
+            && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
+            && rates.iter().all(|rate| rate.is_finite() && *rate > 0.0)
+            && self.tiles.iter().all(TileRate::is_valid)
+    }
+}
+
+impl TileRate {
+    pub(crate) fn is_valid(&self) -> bool {
+        self.rows > 0 && self.columns > 0 && self.efficiency.is_finite() && self.efficiency > 0.0
+    }
 }

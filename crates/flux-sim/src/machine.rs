@@ -60,11 +60,13 @@ impl Machine {
         if numa != node.gpus || !node.bridges.iter().all(known) {
             return Err(Error::Node { gpus: node.gpus, numa });
         }
-        let speeds = [node.pcie_gb_per_s, node.numa_gb_per_s, node.nic_gb_per_s, node.gpu.tflops];
-        let bridges = node.bridges.iter().map(|bridge| bridge.2);
-        let memory = [node.gpu.memory_gb_per_s].into_iter().chain(node.nvswitch_gb_per_s);
-        if !speeds.into_iter().chain(bridges).chain(memory).all(|speed| speed.is_finite() && speed > 0.0) {
-            return Err(Error::NotPositive { what: "a link, the memory or the rate of multiplication" });
+        if !node.gpu.is_valid() {
+            return Err(Error::Constants { what: "the GPU" });
+        }
+        let speeds = [node.pcie_gb_per_s, node.numa_gb_per_s, node.nic_gb_per_s];
+        let nvlinks = node.bridges.iter().map(|bridge| bridge.2).chain(node.nvswitch_gb_per_s);
+        if !speeds.into_iter().chain(nvlinks).all(|speed| speed.is_finite() && speed > 0.0) {
+            return Err(Error::NotPositive { what: "the speed of a link" });
         }
         let mut machine =
             Self { name: name.into(), node, nodes, links: Vec::new(), bridge_links: Vec::new() };
@@ -212,5 +214,42 @@ impl Machine {
             }
         }
         islands
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_exchange_as_fits_the_machine() {
+        let exchange = |name: &str, nodes: usize| Machine::preset(name, nodes).unwrap().exchange();
+        assert_eq!(exchange("hgx-h200", 1), Exchange::full_mesh(8));
+        assert_eq!(exchange("8xl20-numa-3-5", 1), Exchange::two_level(&[3, 5]));
+        assert_eq!(exchange("4xa100-nvlink-pairs", 1), Exchange::islands(&[2, 2]));
+        assert_eq!(exchange("dgx-1-v100", 1), Exchange::islands(&[4, 4]));
+        assert_eq!(exchange("dgx-h100", 2), Exchange::nodes(2, &Exchange::full_mesh(8)));
+        assert_eq!(exchange("8xa100-pcie", 3), Exchange::nodes(3, &Exchange::two_level(&[4, 4])));
+    }
+
+    #[test]
+    fn routes_are_made_of_links_that_there_are() {
+        let names = |name: &str, nodes: usize, from: usize, to: usize| -> Vec<String> {
+            let machine = Machine::preset(name, nodes).unwrap();
+            machine.route(from, to).into_iter().map(|link| machine.links()[link].name.clone()).collect()
+        };
+        assert_eq!(names("hgx-h200", 2, 8, 15), ["gpu 8 nvlink out", "gpu 15 nvlink in"]);
+        assert_eq!(names("8xl20-pcie", 1, 5, 6), ["gpu 5 pcie out", "gpu 6 pcie in"]);
+        assert_eq!(
+            names("8xl20-pcie", 2, 11, 12),
+            ["gpu 11 pcie out", "node 1 numa 0 to 1", "gpu 12 pcie in"]
+        );
+        assert_eq!(names("dgx-1-v100", 2, 9, 13), ["bridge 9 to 13"]);
+        assert_eq!(
+            names("dgx-a100", 2, 3, 14),
+            ["gpu 3 pcie out", "node 0 nic 1 out", "node 1 nic 3 in", "gpu 14 pcie in"]
+        );
+        assert_eq!(names("dgx-a100", 1, 3, 8), Vec::<String>::new());
+        assert_eq!(names("dgx-a100", 1, usize::MAX, 0), Vec::<String>::new());
     }
 }

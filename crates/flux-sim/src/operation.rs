@@ -44,6 +44,7 @@ pub struct LinkBytes {
 /// Simulates a call. The same arguments give the same outcome, to the last bit.
 pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Outcome> {
     problem.check()?;
+    plan.style.check()?;
     let exchange = plan.exchange.clone().unwrap_or_else(|| machine.exchange());
     let (ranks, gpus) = (exchange.world_size()?, machine.gpus());
     if ranks != gpus {

@@ -142,6 +142,17 @@ impl Style {
     };
 }
 
+impl Style {
+    pub(crate) fn check(&self) -> Result<()> {
+        let times = [self.first_us, self.sleep_us];
+        let tiles = self.tiles.unwrap_or_default();
+        if times.iter().all(|time| time.is_finite() && *time >= 0.0) && tiles.iter().all(TileRate::is_valid) {
+            return Ok(());
+        }
+        Err(Error::Constants { what: "the style" })
+    }
+}
+
 /// How an operation is gone about.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {

@@ -2,7 +2,8 @@
 #![allow(clippy::print_stderr)] // what was compared
 
 use flux_sim::{
-    Activity, Baseline, Error, Gpu, Machine, Node, Op, Path, Plan, Problem, Style, compare, simulate,
+    Activity, Baseline, Error, Gpu, Machine, Node, Op, Path, Plan, Problem, Style, TileRate, compare,
+    simulate,
 };
 use proptest::prelude::*;
 
@@ -103,12 +104,27 @@ fn what_makes_no_sense_is_refused() {
         Err(Error::NotPositive { .. })
     ));
     let slow = Gpu { tflops: 0.0, ..Gpu::L20 };
-    assert!(matches!(new(Node { gpu: slow, ..node }, 1), Err(Error::NotPositive { .. })));
+    assert!(matches!(new(Node { gpu: slow, ..node }, 1), Err(Error::Constants { .. })));
     assert!(Machine::preset("h300", 1).unwrap_err().to_string().contains("dgx-h100"));
     let machine = Machine::preset("2xh200", 1).unwrap();
     let huge = Problem { op: Op::AgGemm, m: usize::MAX, n: 1, k: 1, element_bytes: 2 };
     assert!(matches!(simulate(&machine, &huge, &Plan::new(Path::Fused)), Err(Error::TooLarge { .. })));
     let problem = Problem { m: 8, ..huge };
+    let none = TileRate { rows: 0, columns: 1, efficiency: 1.0 };
+    for style in [
+        Style { first_us: f64::NAN, ..Style::FLUX },
+        Style { sleep_us: -1.0, ..Style::FLUX },
+        Style { tiles: Some(Box::leak(Box::new([none]))), ..Style::FLUX },
+    ] {
+        let plan = Plan { style, ..Plan::new(Path::Fused) };
+        assert!(matches!(simulate(&machine, &problem, &plan), Err(Error::Constants { .. })));
+    }
+    let no_tiles = Plan { style: Style { tiles: Some(&[]), ..Style::FLUX }, ..Plan::new(Path::Fused) };
+    assert!(simulate(&machine, &problem, &no_tiles).is_ok());
+    let many = Plan { chunk_rows: Some(1), ..Plan::new(Path::Fused) };
+    let rows = Problem { m: Problem::MOST, n: 1, k: 1, ..problem };
+    let nodes = Machine::preset("2xh200", 2).unwrap();
+    assert!(matches!(simulate(&nodes, &rows, &many), Err(Error::TooLarge { .. })));
     let exchange = Some(flux_swizzle::Exchange::ring(3));
     let other = Plan { exchange, ..Plan::new(Path::Fused) };
     assert!(matches!(simulate(&machine, &problem, &other), Err(Error::OtherRanks { ranks: 3, gpus: 2 })));

@@ -45,7 +45,7 @@ impl Exchange {
         let size = node.ranks().len();
         match nodes {
             1 => node.clone(),
-            _ => Exchange::Nested((0..nodes).map(|index| node.shifted(index * size)).collect()),
+            _ => Exchange::Nested((0..nodes).map(|index| node.shifted(index.saturating_mul(size))).collect()),
         }
     }
 
@@ -134,7 +134,7 @@ impl Exchange {
     }
 
     fn shifted(&self, by: usize) -> Self {
-        let shift = |ranks: &Vec<usize>| ranks.iter().map(|rank| rank + by).collect();
+        let shift = |ranks: &Vec<usize>| ranks.iter().map(|rank| rank.saturating_add(by)).collect();
         match self {
             Exchange::Mesh(ranks) => Exchange::Mesh(shift(ranks)),
             Exchange::Ring(groups) => Exchange::Ring(groups.iter().map(shift).collect()),
