@@ -1,8 +1,8 @@
 //! The ways of an operation beside each other.
 
 use crate::gemm::fastest_us;
-use crate::operation::communication_us;
-use crate::{Machine, Outcome, Path, Plan, Problem, Result, simulate};
+use crate::library::nccl_us;
+use crate::{Baseline, Machine, Outcome, Path, Plan, Problem, Result, simulate};
 
 /// What the ways of an operation take, in µs.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,10 +36,16 @@ impl Comparison {
 /// Simulates all ways; of `plan`, all but the path counts.
 pub fn compare(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Comparison> {
     let way = |path, timeline| simulate(machine, problem, &Plan { path, timeline, ..plan.clone() });
+    let gemm_us = fastest_us(&machine.node().gpu, problem, problem.m);
+    let unfused_us = way(Path::Unfused, false)?.total_us;
     Ok(Comparison {
-        gemm_us: fastest_us(&machine.node().gpu, problem, problem.m),
-        communication_us: communication_us(machine, problem, plan)?,
-        unfused_us: way(Path::Unfused, false)?.total_us,
+        gemm_us,
+        communication_us: match plan.style.baseline {
+            Baseline::Nccl => nccl_us(machine, problem),
+            // What is unfused has nothing to wait for but itself.
+            Baseline::Copies => (unfused_us - gemm_us).max(0.0),
+        },
+        unfused_us,
         chunked_us: way(Path::Chunked, false)?.total_us,
         fused: way(Path::Fused, plan.timeline)?,
     })

@@ -67,16 +67,6 @@ pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Out
     Ok(reduced)
 }
 
-/// The communication of a problem by itself, in µs: by copies, or by NCCL, as the style's baseline says.
-pub(crate) fn communication_us(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<f64> {
-    if plan.style.baseline == Baseline::Nccl {
-        return Ok(nccl_us(machine, problem));
-    }
-    // What is unfused has nothing to wait for but itself.
-    let unfused = simulate(machine, problem, &Plan { path: Path::Unfused, timeline: false, ..plan.clone() })?;
-    Ok((unfused.total_us - fastest_us(&machine.node().gpu, problem, problem.m)).max(0.0))
-}
-
 pub(crate) struct Call<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) problem: &'a Problem,
