@@ -1,9 +1,8 @@
 //! One call of an operation on all ranks.
 
 use crate::collective::{Costs, Moved};
-use crate::gemm::{Cut, fastest_us};
-use crate::library::nccl_us;
-use crate::{Activity, Baseline, Error, Machine, Op, Path, Plan, Problem, Result, Span, Style, TileRate};
+use crate::gemm::Cut;
+use crate::{Activity, Error, Machine, Op, Path, Plan, Problem, Result, Span, Style, TileRate};
 use flux_swizzle::{Chunks, Exchange, Schedule, Shards};
 
 /// A barrier of all ranks over NVLink beyond its launch, in µs: a signal to all, and one from all (measured: 2.0 to 2.2 a round).

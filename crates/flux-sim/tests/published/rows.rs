@@ -61,7 +61,7 @@ const OUTLIERS: &[(&str, Outlier)] = &[
     ),
     (
         "A100 NVLink two nodes m=8192",
-        "The original waits on the host in a call across nodes, which dominated its time for users (issue 178); how long is not \
+        "The original waits on the host in a call across nodes, which users found to dominate its time; how long is not \
          known and not simulated.",
     ),
     (
