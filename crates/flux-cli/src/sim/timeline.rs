@@ -97,7 +97,19 @@ impl Timeline<'_> {
             of(activity).try_for_each(|span| self.bar(f, span, (top, GEMM)))?;
         }
         of(Activity::Wait).try_for_each(|span| self.bar(f, span, (top + 0.7 * GEMM, 0.3 * GEMM)))?;
-        of(Activity::Transfer).try_for_each(|span| self.bar(f, span, (top + GEMM, SENDS)))
+        // What goes over different links at the same time is drawn in lanes.
+        let mut free: Vec<f64> = Vec::new();
+        let lanes: Vec<(usize, &Span)> = of(Activity::Transfer)
+            .map(|span| {
+                let lane = free.iter().position(|&free| free <= span.begin_us + 1e-9).unwrap_or(free.len());
+                free.resize(free.len().max(lane + 1), 0.0);
+                free[lane] = span.end_us;
+                (lane, span)
+            })
+            .collect();
+        let height = SENDS / free.len().max(1) as f64;
+        let place = |lane: usize| (top + GEMM + lane as f64 * height, height);
+        lanes.into_iter().try_for_each(|(lane, span)| self.bar(f, span, place(lane)))
     }
 
     fn bar(&self, f: &mut fmt::Formatter<'_>, span: &Span, (y, height): (f64, f64)) -> fmt::Result {
@@ -113,7 +125,7 @@ impl Timeline<'_> {
             (Activity::Multiply, Some(shard), _) => shard.to_string(),
             _ => return Ok(()),
         };
-        if width > 8.0 * label.len() as f64 {
+        if width > 8.0 * label.len() as f64 && height > 9.0 {
             let centre = (f64::midpoint(begin, end), y + height / 2.0 + 3.0);
             text(f, centre, r##"text-anchor="middle" font-size="9" fill="#ffffff""##, &label)?;
         }
