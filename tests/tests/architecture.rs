@@ -4,11 +4,12 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-const LIBRARIES: [&str; 9] = [
+const LIBRARIES: [&str; 10] = [
     "flux",
     "flux-dylib",
     "flux-launch",
     "flux-memory",
+    "flux-sim",
     "flux-swizzle",
     "flux-topology",
     "flux-transport",
@@ -57,13 +58,14 @@ fn crates_depend_on_each_other_as_documented() {
         ("flux-swizzle", &[][..]),
         ("flux-topology", &[]),
         ("flux-memory", &[]),
+        ("flux-sim", &["flux-swizzle"]),
         ("flux-dylib", &[]),
         ("nccl-sys", &["flux-dylib"]),
         ("nvshmem-sys", &["flux-dylib"]),
         ("flux-transport", &["flux-memory", "flux-swizzle", "nccl-sys"]),
         ("flux-launch", &["flux-memory", "flux-swizzle"]),
         ("flux", &["flux-launch", "flux-memory", "flux-swizzle", "flux-transport"]),
-        ("flux-cli", &["flux", "flux-topology"]),
+        ("flux-cli", &["flux", "flux-sim", "flux-topology"]),
         ("flux-tests", &["flux", "flux-launch", "flux-memory", "flux-swizzle"]),
         ("xtask", &[]),
     ]);

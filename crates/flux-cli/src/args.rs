@@ -3,6 +3,7 @@
 use crate::bench::BenchArguments;
 use crate::error::Error;
 use crate::launch::LaunchArguments;
+use crate::sim::SimArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
@@ -32,6 +33,8 @@ pub(crate) enum Command {
     Trace(TraceArguments),
     /// Starts a command once for each rank of a group, on this machine.
     Launch(LaunchArguments),
+    /// Simulates an operation on a machine that is not at hand: how long each way takes, and what happens when.
+    Sim(SimArguments),
     /// Shows the GPUs and what connects them.
     Topo(TopoArguments),
 }

@@ -12,6 +12,10 @@ pub(crate) enum Error {
     Topology(#[from] flux_topology::Error),
     #[error("{path:?}: {source}")]
     TopologyFile { path: PathBuf, source: flux_topology::Error },
+    #[error("{}", .0)]
+    Simulation(#[from] flux_sim::Error),
+    #[error("a timeline is a drawing or a trace, and {path:?} ends in neither .svg nor .json; name it so")]
+    NeitherSvgNorJson { path: PathBuf },
     #[error("cannot {action} {path:?}: {source}; check the path and who may {action} there")]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path:?} is not a safetensors file: {reason}")]

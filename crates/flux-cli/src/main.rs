@@ -12,6 +12,7 @@ mod files;
 mod launch;
 mod output;
 mod run;
+mod sim;
 mod tensors;
 mod topo;
 mod trace;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         args::Command::Bench(arguments) => bench::run(&arguments),
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Launch(arguments) => return exit_code(launch::run(&arguments)),
+        args::Command::Sim(arguments) => sim::run(&arguments),
         args::Command::Topo(arguments) => topo::run(&arguments),
     };
     exit_code(result.map(|()| ExitCode::SUCCESS))

@@ -2,15 +2,22 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod chunk;
+mod exchange;
 mod order;
 mod peers;
+mod schedule;
 mod shard;
+mod spread;
 mod taper;
 
 pub use chunk::Chunks;
+pub use exchange::Exchange;
 pub use order::{RowTile, Tile, TileOrder, TileShape};
 pub use peers::{arrival_order, push_order};
+pub use schedule::{Collective, Schedule, Transfer};
 pub use shard::Shards;
 pub use taper::{End, Taper};
 
@@ -26,6 +33,11 @@ pub enum Error {
         rank: usize,
         /// Ranks run from 0 to this, exclusive.
         world_size: usize,
+    },
+    /// A rank is in two places at once.
+    RankTwice {
+        /// The rank.
+        rank: usize,
     },
     /// A tile or a chunk of zero rows or columns.
     ZeroExtent {
@@ -45,6 +57,7 @@ impl core::fmt::Display for Error {
                     world_size.saturating_sub(1)
                 )
             }
+            Error::RankTwice { rank } => write!(f, "rank {rank} is named twice; name each rank once"),
             Error::ZeroExtent { what } => write!(f, "{what} is 0; it must be at least 1"),
         }
     }

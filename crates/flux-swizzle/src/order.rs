@@ -141,7 +141,7 @@ impl TileOrder {
 
     /// Tiles in all.
     pub fn len(&self) -> usize {
-        let row_tiles: usize = self.sections().map(|section| section.row_tiles()).sum();
+        let row_tiles: usize = self.sections(self.shard_order()).map(|section| section.row_tiles()).sum();
         row_tiles.saturating_mul(self.column_tiles())
     }
 
@@ -152,7 +152,15 @@ impl TileOrder {
 
     /// The row tiles, in the order of their first use.
     pub fn row_tiles(&self) -> impl Iterator<Item = RowTile> + Clone + use<> {
-        let numbered = self.sections().scan((usize::MAX, 0), |(of, next), section| {
+        self.row_tiles_along(self.shard_order())
+    }
+
+    /// The row tiles where the shards come in this order instead of around the world, as by [`crate::Schedule::shard_order`].
+    pub fn row_tiles_along<I>(&self, shards: I) -> impl Iterator<Item = RowTile> + Clone + use<I>
+    where
+        I: Iterator<Item = usize> + Clone,
+    {
+        let numbered = self.sections(shards).scan((usize::MAX, 0), |(of, next), section| {
             if *of != section.shard {
                 (*of, *next) = (section.shard, 0);
             }
@@ -171,8 +179,16 @@ impl TileOrder {
 
     /// All tiles, in the order in which they are computed.
     pub fn tiles(&self) -> impl Iterator<Item = Tile> + Clone + use<> {
+        self.tiles_along(self.shard_order())
+    }
+
+    /// All tiles where the shards come in this order; numbered as by [`row_tiles_along`](Self::row_tiles_along).
+    pub fn tiles_along<I>(&self, shards: I) -> impl Iterator<Item = Tile> + Clone + use<I>
+    where
+        I: Iterator<Item = usize> + Clone,
+    {
         let this = *self;
-        let with_base = self.sections().scan(0, move |next, section| {
+        let with_base = self.sections(shards).scan(0, move |next, section| {
             let base = *next;
             *next += section.row_tiles();
             // As many rows are swept together, however high the tiles are.
@@ -189,10 +205,17 @@ impl TileOrder {
         })
     }
 
-    fn sections(&self) -> impl Iterator<Item = Section> + Clone + use<> {
-        let this = *self;
+    fn shard_order(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         let (first, world_size) = (self.first_shard, self.shards.world_size());
-        (0..world_size).map(move |step| (first + step) % world_size).flat_map(move |shard| {
+        (0..world_size).map(move |step| (first + step) % world_size)
+    }
+
+    fn sections<I>(&self, shards: I) -> impl Iterator<Item = Section> + Clone + use<I>
+    where
+        I: Iterator<Item = usize> + Clone,
+    {
+        let this = *self;
+        shards.flat_map(move |shard| {
             let pieces = this.pieces.filter(|(chunks, _)| chunks.is_tapered(shard));
             (0..pieces.map_or(1, |(chunks, _)| chunks.count(shard))).map(move |index| match pieces {
                 None => Section { shard, rows: this.shards.range(shard), height: this.shape.rows },

@@ -1,0 +1,76 @@
+//! `flux sim` as its users run it.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn flux(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_flux")).args(arguments).output().unwrap()
+}
+
+fn report(arguments: &[&str]) -> Value {
+    let ran = flux(&[arguments, &["--format", "json"]].concat());
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    serde_json::from_slice(&ran.stdout).unwrap()
+}
+
+#[test]
+fn a_sweep_has_a_row_for_each_m() {
+    for op in ["ag-gemm", "gemm-rs", "gemm-ar"] {
+        let sweep =
+            ["sim", op, "--preset", "8xa100-pcie", "-n", "1024", "-k", "2048", "--sweep", "m=64..8192"];
+        let report = report(&sweep);
+        let rows = report["rows"].as_array().unwrap();
+        let ms: Vec<_> = rows.iter().map(|row| row["m"].as_u64().unwrap()).collect();
+        assert_eq!(ms, [64, 128, 256, 512, 1024, 2048, 4096, 8192]);
+        for row in rows {
+            let of = |name: &str| row[name].as_f64().unwrap();
+            let gemm = of("t_gemm_us");
+            assert!((of("ect_us") - (of("t_fused_us") - gemm)).abs() < 1e-6);
+            assert!((of("e") - (1.0 - of("ect_us") / (of("t_unfused_us") - gemm))).abs() < 1e-9);
+            assert!((of("t_comm_us") + gemm - of("t_unfused_us")).abs() < 1e-6);
+        }
+        let table = flux(&sweep);
+        assert!(table.status.success() && String::from_utf8_lossy(&table.stdout).contains("8192"));
+    }
+}
+
+#[test]
+fn timelines_are_drawn_and_traced() {
+    let folder = tempfile::tempdir().unwrap();
+    let call =
+        ["sim", "ag-gemm", "--preset", "dgx-a100", "--nodes", "2", "-m", "4096", "-n", "3072", "-k", "4096"];
+    let json = folder.path().join("call.json");
+    let svg = folder.path().join("call.svg");
+    for (path, file) in [("fused", &json), ("fused", &svg), ("chunked", &json), ("unfused", &json)] {
+        let ran = flux(&[&call[..], &["--path", path, "--timeline", file.to_str().unwrap()]].concat());
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
+    let trace: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let transfers = events.iter().filter(|event| event["cat"] == "transfer").count();
+    assert_eq!(transfers, 16 * 15);
+    assert!(events.iter().all(|event| event["ph"] == "M" || event["dur"].as_f64().unwrap() > 0.0));
+    let svg = std::fs::read_to_string(&svg).unwrap();
+    assert!(svg.contains("rank 15") && svg.contains("waiting") && svg.ends_with("</svg>\n"));
+    assert!(!svg.contains("NaN") && !svg.contains("inf"));
+}
+
+#[test]
+fn mistakes_are_explained_in_one_line() {
+    let base = ["sim", "gemm-rs", "-n", "8", "-k", "8"];
+    for (arguments, part) in [
+        (&["--preset", "h300", "-m", "8"][..], "dgx-h100"),
+        (&["--preset", "dgx-h100", "-m", "8", "--nodes", "0"], "0 GPUs"),
+        (&["--preset", "dgx-h100", "-m", "99999999"], "m is 99999999"),
+        (&["--preset", "dgx-h100", "-m", "8", "--timeline", "x.png"], ".svg nor .json"),
+    ] {
+        let ran = flux(&[&base[..], arguments].concat());
+        let error = String::from_utf8_lossy(&ran.stderr);
+        assert!(
+            ran.status.code() == Some(2) && error.contains(part) && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+    let no_m = flux(&[&base[..], &["--preset", "dgx-h100"]].concat());
+    assert_eq!(no_m.status.code(), Some(2));
+}

@@ -1,0 +1,159 @@
+//! An AllGather, and the GEMM that waits for it.
+
+use crate::collective::{Moved, run};
+use crate::gemm::{Cut, Sms, fastest_us};
+use crate::library::nccl_us;
+use crate::operation::{Call, Outcome, best, rows_of};
+use crate::{Activity, Baseline, Path, Result, Span};
+use flux_swizzle::{Chunks, Collective, Schedule};
+
+impl Call<'_> {
+    /// When all have gathered and multiplied.
+    pub(crate) fn all_gather(&self) -> Result<Outcome> {
+        let gpu = &self.machine.node().gpu;
+        let chunks = self.chunks()?;
+        let schedule = Schedule::new(Collective::AllGather, self.exchange, |shard| chunks.count(shard))?;
+        let bytes = self.chunk_bytes(&chunks);
+        let fused = self.plan.path == Path::Fused;
+        let start_us = if fused { self.prologue_us() } else { 0.0 };
+        if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
+            let done = nccl_us(self.machine, self.problem) + fastest_us(gpu, self.problem, self.problem.m);
+            return Ok(self.outcome(vec![done; self.machine.gpus()], None, Vec::new()));
+        }
+        let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &[]);
+        let mut timeline = Vec::new();
+        self.spans(&schedule, &moved, &mut timeline);
+        let cut = self.gather_cut(&schedule, &moved, &chunks, start_us);
+        let done = (0..self.machine.gpus()).map(|rank| {
+            let arrived = Arrived::new(&schedule, &moved, &chunks, rank, start_us);
+            let end = match self.plan.path {
+                Path::Fused => self.gated_gemm(rank, &arrived, &moved, cut, start_us, &mut timeline),
+                Path::Chunked => self.chunked_gemms(rank, &arrived, &mut timeline),
+                Path::Unfused => {
+                    let end = arrived.all_us + fastest_us(gpu, self.problem, self.problem.m);
+                    self.span(&mut timeline, (rank, Activity::Multiply, None), (arrived.all_us, end));
+                    end
+                }
+            };
+            end.max(arrived.all_us)
+        });
+        let done = done.collect();
+        Ok(self.outcome(done, Some(&moved), timeline))
+    }
+
+    /// Row tiles of `height` rows of the order of an AllGather's GEMM, and when each can be computed.
+    fn gates(&self, arrived: &Arrived, height: usize, visit: &mut dyn FnMut(usize, f64, usize)) {
+        if !self.style().straddles {
+            for &(gate, shard, rows) in &arrived.chunks {
+                visit(rows.div_ceil(height), gate, shard);
+            }
+            return;
+        }
+        let tiles = self.problem.m.div_ceil(height);
+        // By row tile: when the last of the shards that it touches is there.
+        let mut gates = vec![0.0_f64; tiles];
+        for &shard in &arrived.order {
+            let touched = rows_of(&self.shards.range(shard), height);
+            gates[touched].iter_mut().for_each(|gate| *gate = gate.max(arrived.by_shard[shard]));
+        }
+        let mut visited = vec![false; tiles];
+        for &shard in &arrived.order {
+            for tile in rows_of(&self.shards.range(shard), height) {
+                if !std::mem::replace(&mut visited[tile], true) {
+                    visit(1, gates[tile], shard);
+                }
+            }
+        }
+    }
+
+    /// The fastest cut, as rank 0 sees it.
+    fn gather_cut(&self, schedule: &Schedule, moved: &Moved, chunks: &Chunks, start_us: f64) -> Cut {
+        let gpu = &self.machine.node().gpu;
+        let arrived = Arrived::new(schedule, moved, chunks, 0, start_us);
+        let row_tiles = |height: usize| {
+            let mut count = 0;
+            self.gates(&arrived, height, &mut |tiles, _, _| count += tiles);
+            count
+        };
+        let cuts = Cut::all(gpu, self.tiles(), self.problem, self.style().splits, row_tiles);
+        let time = |cut: &Cut| self.gated_gemm(0, &arrived, moved, *cut, start_us, &mut Vec::new());
+        best(cuts, time)
+    }
+
+    /// The GEMM that waits for what arrives, tile by tile.
+    fn gated_gemm(
+        &self,
+        rank: usize,
+        arrived: &Arrived,
+        moved: &Moved,
+        cut: Cut,
+        start_us: f64,
+        timeline: &mut Vec<Span>,
+    ) -> f64 {
+        let clock = &moved.clocks[rank];
+        let launched = start_us + self.machine.node().gpu.launch_us;
+        let mut sms = Sms::new(cut.sms, clock.work_at(launched));
+        let mut end = clock.work_at(launched);
+        // Units since all SMs last waited.
+        let mut unbroken = 0;
+        self.span(timeline, (rank, Activity::Prepare, None), (0.0, launched));
+        self.gates(arrived, cut.tile.rows, &mut |tiles, gate_us, shard| {
+            let units = cut.units(tiles, self.problem.n);
+            if units == 0 {
+                return;
+            }
+            let computed = sms.compute(units, cut.part_us, clock.work_at(gate_us));
+            unbroken = if clock.work_at(gate_us) > end { units } else { unbroken + units };
+            end = end.max(computed.end_us);
+            let [free, begin, until] =
+                [computed.free_us, computed.begin_us, computed.end_us].map(|work| clock.time_of(work));
+            self.span(timeline, (rank, Activity::Wait, Some(shard)), (free, begin));
+            self.span(timeline, (rank, Activity::Multiply, Some(shard)), (begin, until));
+        });
+        clock.time_of(end - cut.saved_us(unbroken))
+    }
+
+    /// A GEMM for each shard, as it arrives.
+    fn chunked_gemms(&self, rank: usize, arrived: &Arrived, timeline: &mut Vec<Span>) -> f64 {
+        let gpu = &self.machine.node().gpu;
+        let mut end: f64 = 0.0;
+        for &shard in &arrived.order {
+            let begin = end.max(arrived.by_shard[shard]);
+            self.span(timeline, (rank, Activity::Wait, Some(shard)), (end, begin));
+            end = begin + fastest_us(gpu, self.problem, self.shards.rows(shard));
+            self.span(timeline, (rank, Activity::Multiply, Some(shard)), (begin, end));
+        }
+        end
+    }
+}
+
+/// When what a rank gathers is there.
+struct Arrived {
+    /// When, the shard, and the rows, in the order in which they are multiplied.
+    chunks: Vec<(f64, usize, usize)>,
+    by_shard: Vec<f64>,
+    order: Vec<usize>,
+    all_us: f64,
+}
+
+impl Arrived {
+    fn new(schedule: &Schedule, moved: &Moved, chunks: &Chunks, rank: usize, start_us: f64) -> Self {
+        let order = schedule.shard_order(rank);
+        let mut times: Vec<Vec<f64>> = vec![Vec::new(); schedule.world_size()];
+        for &index in schedule.arrivals(rank) {
+            let transfer = &schedule.transfers()[index];
+            times[transfer.shard].resize(chunks.count(transfer.shard), start_us);
+            times[transfer.shard][transfer.chunk] = moved.spans[index].1;
+        }
+        let time = |shard: usize, chunk: usize| times[shard].get(chunk).copied().unwrap_or(start_us);
+        let of_shard = |shard: usize| {
+            (0..chunks.count(shard)).map(move |chunk| (shard, chunk, chunks.rows(shard, chunk).len()))
+        };
+        let arrived = order.iter().flat_map(|&shard| of_shard(shard));
+        let arrived = arrived.map(|(shard, chunk, rows)| (time(shard, chunk), shard, rows)).collect();
+        let by_shard: Vec<f64> =
+            times.iter().map(|times| times.iter().copied().fold(start_us, f64::max)).collect();
+        let all_us = by_shard.iter().copied().fold(0.0, f64::max);
+        Self { chunks: arrived, by_shard, order, all_us }
+    }
+}

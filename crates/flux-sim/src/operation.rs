@@ -1,0 +1,232 @@
+//! One call of an operation on all ranks.
+
+use crate::collective::{Costs, Moved};
+use crate::gemm::Cut;
+use crate::{Activity, Error, Machine, Op, Path, Plan, Problem, Result, Span, Style, TileRate};
+use flux_swizzle::{Chunks, Exchange, Schedule, Shards};
+
+/// A barrier of all ranks over NVLink beyond its launch, in µs: a signal to all, and one from all (measured: 2.0 to 2.2 a round).
+const BARRIER_US: f64 = 2.0;
+/// A hop of a barrier over PCIe, which goes from rank to rank and back, in µs (measured: a store and its signal 0.5 to 1.3).
+const BARRIER_HOP_US: f64 = 1.3;
+/// Shards travel whole up to this size.
+const WHOLE_BYTES: usize = 32 << 20;
+/// What SMs store is complete in so many parts of a shard, one after the other.
+const STORED_PARTS: usize = 8;
+/// More transfers would take gigabytes.
+const MOST_TRANSFERS: usize = 1 << 24;
+/// The most bytes of C for which each rank sums all, and the most rows.
+const ONE_SHOT: (usize, usize) = (1 << 20, 256);
+
+/// What a call takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// From the call to the end of the last rank, in µs.
+    pub total_us: f64,
+    /// When each rank is done.
+    pub done_us: Vec<f64>,
+    /// What each link has carried.
+    pub links: Vec<LinkBytes>,
+    /// What happened when, if the plan asks for it.
+    pub timeline: Vec<Span>,
+}
+
+/// What a link has carried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkBytes {
+    /// The link, as [`Machine::links`] names it.
+    pub name: String,
+    /// Bytes.
+    pub bytes: f64,
+}
+
+/// Simulates a call. The same arguments give the same outcome, to the last bit.
+pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Outcome> {
+    problem.check()?;
+    plan.style.check()?;
+    let exchange = plan.exchange.clone().unwrap_or_else(|| machine.exchange());
+    let (ranks, gpus) = (exchange.world_size()?, machine.gpus());
+    if ranks != gpus {
+        return Err(Error::OtherRanks { ranks, gpus });
+    }
+    let shards = Shards::new(problem.m, gpus)?;
+    let call = Call { machine, problem, plan, exchange: &exchange, shards };
+    let reduced = match problem.op {
+        Op::AgGemm => return call.all_gather(),
+        Op::GemmRs => return call.reduce_scatter(),
+        Op::GemmAr => call.in_two_steps()?,
+    };
+    let bytes = problem.m.saturating_mul(problem.row_bytes());
+    if bytes <= ONE_SHOT.0 && problem.m <= ONE_SHOT.1 {
+        let one_shot = call.one_shot()?;
+        if one_shot.total_us < reduced.total_us {
+            return Ok(one_shot);
+        }
+    }
+    Ok(reduced)
+}
+
+pub(crate) struct Call<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) problem: &'a Problem,
+    pub(crate) plan: &'a Plan,
+    pub(crate) exchange: &'a Exchange,
+    pub(crate) shards: Shards,
+}
+
+impl Call<'_> {
+    pub(crate) fn style(&self) -> &Style {
+        &self.plan.style
+    }
+
+    pub(crate) fn memory_us(&self, bytes: f64) -> f64 {
+        bytes / (self.machine.node().gpu.memory_gb_per_s * 1e3)
+    }
+
+    pub(crate) fn chunks(&self) -> Result<Chunks> {
+        let row_bytes = self.problem.row_bytes().max(1);
+        let whole = self.shards.max_rows().min(WHOLE_BYTES.div_ceil(row_bytes)).max(1);
+        let stored = if self.stores() { self.shards.max_rows().div_ceil(STORED_PARTS).max(1) } else { whole };
+        let chunks = Chunks::new(self.shards, self.plan.chunk_rows.unwrap_or(stored).max(1))?;
+        let count: usize = (0..self.machine.gpus()).map(|shard| chunks.count(shard)).sum();
+        let transfers = count.saturating_mul(self.machine.gpus() - 1);
+        if transfers > MOST_TRANSFERS {
+            let what = "the number of transfers (chunks times peers)";
+            return Err(Error::TooLarge { what, value: transfers, most: MOST_TRANSFERS });
+        }
+        Ok(chunks)
+    }
+
+    /// Whether SMs store each tile to its owner.
+    pub(crate) fn stores(&self) -> bool {
+        self.style().stores && self.problem.op != Op::AgGemm && self.plan.path == Path::Fused
+    }
+
+    pub(crate) fn costs(&self) -> Costs {
+        let gpu = &self.machine.node().gpu;
+        let (setup_us, signal_us) = match self.stores() {
+            true => (0.0, 0.0),
+            false => (gpu.copy_us + if self.style().pulls { gpu.pull_us } else { 0.0 }, gpu.signal_us),
+        };
+        // Who stores by SM sums as it stores.
+        let (sum_us, sum_us_per_byte) =
+            if self.stores() { (0.0, 0.0) } else { (gpu.launch_us, self.memory_us(1.0)) };
+        Costs {
+            setup_us,
+            signal_us,
+            sum_us_per_byte,
+            sum_us,
+            reads_source: !self.stores(),
+            not_before_us: self.style().sleep_us,
+            first_us: self.style().first_us,
+        }
+    }
+
+    /// What comes before the first transfer, and before the GEMM.
+    pub(crate) fn prologue_us(&self) -> f64 {
+        let (style, gpu) = (self.style(), &self.machine.node().gpu);
+        let own = 2.0 * self.shards.max_rows() as f64 * self.problem.row_bytes() as f64;
+        let copy = if style.copies_own_rows && self.problem.op == Op::AgGemm {
+            gpu.copy_us + gpu.signal_us + self.memory_us(own)
+        } else {
+            0.0
+        };
+        let padded = if self.pads() { gpu.launch_us + self.memory_us(2.0 * self.a_bytes()) } else { 0.0 };
+        style.barriers as f64 * self.barrier_us() + copy + padded
+    }
+
+    pub(crate) fn barrier_us(&self) -> f64 {
+        let node = self.machine.node();
+        let has_nvlink = node.nvswitch_gb_per_s.is_some() || !node.bridges.is_empty();
+        let hops = 2.0 * (self.machine.gpus() - 1) as f64;
+        node.gpu.launch_us + if has_nvlink { BARRIER_US } else { hops * BARRIER_HOP_US }
+    }
+
+    pub(crate) fn a_bytes(&self) -> f64 {
+        self.problem.m as f64 * (self.problem.k * self.problem.element_bytes) as f64
+    }
+
+    /// Whether shards are no multiple of a tile, and are made one.
+    pub(crate) fn pads(&self) -> bool {
+        let height = self.machine.node().gpu.tiles.iter().map(|tile| tile.rows).min().unwrap_or(1).max(128);
+        self.style().pads_shards
+            && self.problem.op != Op::AgGemm
+            && !self.shards.max_rows().is_multiple_of(height)
+    }
+
+    pub(crate) fn spans(&self, schedule: &Schedule, moved: &Moved, timeline: &mut Vec<Span>) {
+        if !self.plan.timeline {
+            return;
+        }
+        timeline.extend(schedule.transfers().iter().zip(&moved.spans).map(
+            |(transfer, &(begin_us, end_us))| Span {
+                rank: transfer.source,
+                activity: Activity::Transfer,
+                shard: Some(transfer.shard),
+                destination: Some(transfer.destination),
+                begin_us,
+                end_us,
+            },
+        ));
+    }
+
+    pub(crate) fn outcome(
+        &self,
+        done_us: Vec<f64>,
+        moved: Option<&Moved>,
+        mut timeline: Vec<Span>,
+    ) -> Outcome {
+        let total_us = done_us.iter().copied().fold(0.0, f64::max);
+        let carried = moved.map_or(&[][..], |moved| &moved.carried);
+        let links = self.machine.links().iter().zip(carried).filter(|(_, bytes)| **bytes > 0.0);
+        let links = links.map(|(link, &bytes)| LinkBytes { name: link.name.clone(), bytes }).collect();
+        // A GEMM's last wave, some of which is split, ends earlier than its tiles would one by one.
+        for span in timeline.iter_mut().filter(|span| span.activity == Activity::Multiply) {
+            span.end_us = span.end_us.min(done_us[span.rank]);
+        }
+        timeline.retain(|span| span.end_us > span.begin_us);
+        timeline.sort_by(|a, b| {
+            (a.rank, a.begin_us).partial_cmp(&(b.rank, b.begin_us)).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        Outcome { total_us, done_us, links, timeline }
+    }
+
+    pub(crate) fn chunk_bytes<'c>(&'c self, chunks: &'c Chunks) -> impl Fn(usize, usize) -> f64 + 'c {
+        move |shard, chunk| (chunks.rows(shard, chunk).len() * self.problem.row_bytes()) as f64
+    }
+
+    pub(crate) fn span(
+        &self,
+        timeline: &mut Vec<Span>,
+        of: (usize, Activity, Option<usize>),
+        (begin_us, end_us): (f64, f64),
+    ) {
+        if self.plan.timeline {
+            timeline.push(Span {
+                rank: of.0,
+                activity: of.1,
+                shard: of.2,
+                destination: None,
+                begin_us,
+                end_us,
+            });
+        }
+    }
+
+    pub(crate) fn tiles(&self) -> &'static [TileRate] {
+        self.style().tiles.unwrap_or(self.machine.node().gpu.tiles)
+    }
+}
+
+/// The row tiles of a height that touch these rows.
+pub(crate) fn rows_of(rows: &std::ops::Range<usize>, height: usize) -> std::ops::Range<usize> {
+    if rows.is_empty() { 0..0 } else { rows.start / height..rows.end.div_ceil(height) }
+}
+
+/// The cut that takes the least time.
+pub(crate) fn best(cuts: Vec<Cut>, time: impl Fn(&Cut) -> f64) -> Cut {
+    let none =
+        Cut { tile: TileRate { rows: 1, columns: 1, efficiency: 1.0 }, parts: 1, part_us: 0.0, sms: 1 };
+    let timed = cuts.into_iter().map(|cut| (time(&cut), cut));
+    timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(none, |(_, cut)| cut)
+}

@@ -1,0 +1,208 @@
+//! A GEMM, and the ReduceScatter of its result.
+
+use crate::collective::{Milestones, Moved, run};
+use crate::gemm::{Cut, Sms, fastest_us};
+use crate::library::nccl_us;
+use crate::operation::{Call, Outcome, best, rows_of};
+use crate::{Activity, Baseline, Path, Result, Span};
+use flux_swizzle::{Chunks, Collective, Schedule};
+
+/// How long loads are held up while the link is busy with what the same SMs store, in times of that. Measured between two H200s: 1.7
+/// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
+/// first, save 1.2; of eight ranks an eighth is, and saves a quarter of that.
+const STARVED: f64 = 1.4;
+
+impl Call<'_> {
+    /// A ReduceScatter, and when all have their sums.
+    pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
+        let gpu = &self.machine.node().gpu;
+        let chunks = self.chunks()?;
+        let schedule = Schedule::new(Collective::ReduceScatter, self.exchange, |shard| chunks.count(shard))?;
+        let bytes = self.chunk_bytes(&chunks);
+        let gpus = self.machine.gpus();
+        if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
+            let done = nccl_us(self.machine, self.problem) + fastest_us(gpu, self.problem, self.problem.m);
+            return Ok(self.outcome(vec![done; gpus], None, Vec::new()));
+        }
+        let start_us = self.prologue_us();
+        let orders: Vec<Vec<usize>> = (0..gpus).map(|rank| self.order(&schedule, rank)).collect();
+        let cut = self.scatter_cut(&chunks, &orders[0], start_us);
+        let computed: Vec<Computing> =
+            orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
+        let milestones: Vec<Milestones> =
+            computed.iter().map(|computing| computing.milestones.clone()).collect();
+        let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &milestones);
+        let mut timeline = Vec::new();
+        self.spans(&schedule, &moved, &mut timeline);
+        let done = (0..gpus).map(|rank| {
+            let clock = &moved.clocks[rank];
+            let Computing { spans, end_us, .. } = &computed[rank];
+            self.span(&mut timeline, (rank, Activity::Prepare, None), (0.0, start_us));
+            for &(shard, begin, end) in spans {
+                let of = (rank, Activity::Multiply, Some(shard));
+                self.span(&mut timeline, of, (clock.time_of(begin), clock.time_of(end)));
+            }
+            self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline)
+        });
+        let done = done.collect();
+        Ok(self.outcome(done, Some(&moved), timeline))
+    }
+
+    /// When a rank that has multiplied all by then has summed its shard.
+    fn summed(
+        &self,
+        rank: usize,
+        schedule: &Schedule,
+        moved: &Moved,
+        multiplied_us: f64,
+        timeline: &mut Vec<Span>,
+    ) -> f64 {
+        let gpu = &self.machine.node().gpu;
+        let arrivals = schedule.arrivals(rank);
+        let of_own = arrivals.iter().filter(|&&index| schedule.transfers()[index].shard == rank);
+        let arrived = of_own.clone().map(|&index| moved.spans[index].1).fold(0.0, f64::max);
+        let mut sources: Vec<usize> = of_own.map(|&index| schedule.transfers()[index].source).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let parts = sources.len() as f64;
+        let part = (self.shards.rows(rank) * self.problem.row_bytes()) as f64;
+        let begin = multiplied_us.max(arrived);
+        self.span(timeline, (rank, Activity::Wait, Some(rank)), (multiplied_us, begin));
+        let end = if self.style().folds_sum && self.plan.path == Path::Fused {
+            // The last part to come is added by itself, the others meanwhile.
+            let all = self.memory_us(parts * part);
+            (multiplied_us + all).max(arrived + all / parts.max(1.0))
+        } else if parts > 0.0 {
+            let barrier = if self.plan.path == Path::Fused { self.barrier_us() } else { 0.0 };
+            begin + barrier + gpu.launch_us + self.memory_us((parts + 2.0) * part)
+        } else {
+            begin
+        };
+        self.span(timeline, (rank, Activity::Sum, Some(rank)), (begin, end));
+        end
+    }
+
+    fn order(&self, schedule: &Schedule, rank: usize) -> Vec<usize> {
+        let mut order = schedule.shard_order(rank);
+        if self.style().own_first {
+            order.rotate_right(1);
+        }
+        order
+    }
+
+    fn rows_computed(&self, rows: usize, height: usize) -> usize {
+        let height = if self.pads() { height.max(128) } else { height };
+        rows.div_ceil(height) * height
+    }
+
+    fn scatter_cut(&self, chunks: &Chunks, order: &[usize], start_us: f64) -> Cut {
+        let gpu = &self.machine.node().gpu;
+        let row_tiles = |height: usize| {
+            if self.style().straddles && !self.pads() {
+                return self.problem.m.div_ceil(height);
+            }
+            let rows =
+                (0..self.machine.gpus()).map(|shard| self.rows_computed(self.shards.rows(shard), height));
+            rows.sum::<usize>() / height
+        };
+        let splits = self.style().splits;
+        best(Cut::all(gpu, self.tiles(), self.problem, splits, row_tiles), |cut| {
+            self.computing(chunks, order, *cut, start_us).end_us
+        })
+    }
+
+    /// What a rank has computed when, if nothing disturbs it.
+    fn computing(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+        let gpu = &self.machine.node().gpu;
+        let (mut milestones, mut spans) = (Vec::new(), Vec::new());
+        let mut end = start_us;
+        match self.plan.path {
+            Path::Fused => return self.computing_fused(chunks, order, cut, start_us),
+            Path::Chunked => {
+                for &shard in order {
+                    let begin = end;
+                    end += fastest_us(gpu, self.problem, self.shards.rows(shard));
+                    spans.push((shard, begin, end));
+                    milestones.extend((0..chunks.count(shard)).map(|chunk| (end, shard, chunk)));
+                }
+            }
+            Path::Unfused => {
+                end += fastest_us(gpu, self.problem, self.problem.m);
+                spans.push((order.last().copied().unwrap_or(0), start_us, end));
+                for &shard in order {
+                    milestones.extend((0..chunks.count(shard)).map(|chunk| (end, shard, chunk)));
+                }
+            }
+        }
+        Computing { milestones, spans, end_us: end }
+    }
+
+    /// The same where the rank's one GEMM computes chunk after chunk, in that order.
+    fn computing_fused(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+        let gpu = &self.machine.node().gpu;
+        let begin_us = start_us + gpu.launch_us;
+        let mut sms = Sms::new(cut.sms, begin_us);
+        let (mut milestones, mut spans, mut units_done) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut total, mut end) = (0, begin_us);
+        // Row tiles that straddle shards are computed with the first of these.
+        let straddles = self.style().straddles && !self.pads();
+        let mut computed: Vec<Option<f64>> =
+            if straddles { vec![None; self.problem.m.div_ceil(cut.tile.rows)] } else { Vec::new() };
+        for &shard in order {
+            let count = chunks.count(shard);
+            let tiles = self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
+            let stall = self.starved_us(shard, order, &cut);
+            let (mut begin, mut done) = (f64::INFINITY, begin_us);
+            let mut compute = |row_tiles: usize| {
+                let units = cut.units(row_tiles, self.problem.n);
+                total += units;
+                let computed = sms.compute(units, cut.part_us + stall, 0.0);
+                begin = begin.min(computed.begin_us);
+                (computed.end_us, total)
+            };
+            for chunk in 0..count {
+                if straddles {
+                    // A chunk is complete with the last tile that touches it.
+                    for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
+                        done = done.max(*computed[tile].get_or_insert_with(|| compute(1).0));
+                    }
+                } else {
+                    // Chunks that are lower than a tile are complete with the tile that they end in.
+                    let until = |chunk: usize| (chunk * tiles).div_ceil(count);
+                    done = done.max(compute(until(chunk + 1) - until(chunk)).0);
+                }
+                milestones.push((done, shard, chunk));
+                units_done.push(compute(0).1);
+            }
+            end = end.max(done);
+            spans.push((shard, begin.min(done), done));
+        }
+        end -= cut.saved_us(total);
+        for (milestone, done) in milestones.iter_mut().zip(units_done) {
+            let even = begin_us + (end - begin_us) * done as f64 / total.max(1) as f64;
+            milestone.0 = if gpu.in_step { milestone.0.min(end) } else { even };
+        }
+        milestones.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Computing { milestones, spans, end_us: end }
+    }
+
+    /// How much longer a tile takes that is stored to a peer without pace.
+    fn starved_us(&self, shard: usize, order: &[usize], cut: &Cut) -> f64 {
+        let own = if self.style().own_first { order.first() } else { order.last() };
+        if !(self.style().starves && self.stores()) || own == Some(&shard) {
+            return 0.0;
+        }
+        let route = self.machine.route(0, 1);
+        let speeds = route.iter().map(|&link| self.machine.links()[link].gb_per_s * 1e3);
+        let speed = speeds.fold(f64::INFINITY, f64::min);
+        STARVED * (2 * cut.tile.rows * cut.tile.columns * cut.sms) as f64 / cut.parts as f64 / speed
+    }
+}
+
+/// What a rank's GEMMs do, in the time of one that is alone.
+struct Computing {
+    milestones: Milestones,
+    /// Shard, begin and end.
+    spans: Vec<(usize, f64, f64)>,
+    end_us: f64,
+}

@@ -1,0 +1,153 @@
+//! What connects the ranks, as far as it decides who sends to whom.
+
+use crate::Error;
+use alloc::{vec, vec::Vec};
+
+/// How ranks that exchange shards are connected, and therefore which of them send to which.
+///
+/// In-node NVLink or NVSwitch is a [`Mesh`](Exchange::Mesh); PCIe is a [`Ring`](Exchange::Ring) of one group, or of one group
+/// for each NUMA node. Where the way out of a group is narrower than what is within, be it between NVLink islands or between
+/// machines, it is [`Nested`](Exchange::Nested).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// Each rank sends its chunks to all others, one after the other, beginning next to itself.
+    Mesh(Vec<usize>),
+    /// Each rank passes on to its neighbour what it has. Only the first rank of a group sends to another group, the one before,
+    /// and what has come to a group from outside never goes back to where it is from: it crosses each boundary once.
+    Ring(Vec<Vec<usize>>),
+    /// Each rank sends its chunks to one rank of every other part, and that one spreads them within its part.
+    Nested(Vec<Exchange>),
+}
+
+impl Exchange {
+    /// `world_size` ranks, all connected to all.
+    pub fn full_mesh(world_size: usize) -> Self {
+        Exchange::Mesh((0..world_size).collect())
+    }
+
+    /// `world_size` ranks in one ring.
+    pub fn ring(world_size: usize) -> Self {
+        Exchange::Ring(vec![(0..world_size).collect()])
+    }
+
+    /// Rings within NUMA nodes of these sizes, each followed by the next.
+    pub fn two_level(sizes: &[usize]) -> Self {
+        Exchange::Ring(groups(sizes, 0))
+    }
+
+    /// Islands of these sizes, all connected to all within.
+    pub fn islands(sizes: &[usize]) -> Self {
+        Exchange::Nested(groups(sizes, 0).into_iter().map(Exchange::Mesh).collect())
+    }
+
+    /// `nodes` machines that are each like `node`, whose ranks are 0, 1, … .
+    pub fn nodes(nodes: usize, node: &Exchange) -> Self {
+        let size = node.ranks().len();
+        match nodes {
+            1 => node.clone(),
+            _ => Exchange::Nested((0..nodes).map(|index| node.shifted(index.saturating_mul(size))).collect()),
+        }
+    }
+
+    /// The ranks, part by part.
+    pub fn ranks(&self) -> Vec<usize> {
+        match self {
+            Exchange::Mesh(ranks) => ranks.clone(),
+            Exchange::Ring(groups) => groups.concat(),
+            Exchange::Nested(parts) => parts.iter().flat_map(Exchange::ranks).collect(),
+        }
+    }
+
+    /// How many ranks there are, if they are 0, 1, … in any order, each once.
+    pub fn world_size(&self) -> Result<usize, Error> {
+        let ranks = self.ranks();
+        let world_size = ranks.len();
+        let mut seen = vec![false; world_size];
+        for rank in ranks {
+            match seen.get_mut(rank) {
+                None => return Err(Error::RankOutOfRange { rank, world_size }),
+                Some(true) => return Err(Error::RankTwice { rank }),
+                Some(seen) => *seen = true,
+            }
+        }
+        if world_size == 0 { Err(Error::NoRanks) } else { Ok(world_size) }
+    }
+
+    /// The sets of ranks that each chunk enters once from outside, at all levels.
+    pub fn enclosures(&self) -> Vec<Vec<usize>> {
+        match self {
+            Exchange::Mesh(_) => Vec::new(),
+            Exchange::Ring(groups) => groups.iter().filter(|group| !group.is_empty()).cloned().collect(),
+            Exchange::Nested(parts) => {
+                let parts = parts.iter().filter(|part| !part.ranks().is_empty());
+                parts.flat_map(|part| core::iter::once(part.ranks()).chain(part.enclosures())).collect()
+            }
+        }
+    }
+
+    /// How many kinds of boundaries there are between ranks, one inside the other.
+    pub(crate) fn levels(&self) -> usize {
+        match self {
+            Exchange::Mesh(_) => 1,
+            Exchange::Ring(groups) if groups.len() <= 1 => 1,
+            Exchange::Ring(_) => 2,
+            Exchange::Nested(parts) => 1 + parts.iter().map(Exchange::levels).max().unwrap_or(0),
+        }
+    }
+
+    /// How many rounds it takes until what each part holds has come to each other part.
+    pub(crate) fn phases(&self) -> usize {
+        match self {
+            Exchange::Mesh(_) | Exchange::Ring(_) => 1,
+            Exchange::Nested(parts) => parts.len() * parts.iter().map(Exchange::phases).max().unwrap_or(1),
+        }
+    }
+
+    /// The same without what has no ranks, and in the opposite order if `mirrored`.
+    pub(crate) fn tidied(&self, mirrored: bool) -> Self {
+        let turned = |ranks: &Vec<usize>| {
+            let mut ranks = ranks.clone();
+            if mirrored {
+                ranks.reverse();
+            }
+            ranks
+        };
+        match self {
+            Exchange::Mesh(ranks) => Exchange::Mesh(turned(ranks)),
+            Exchange::Ring(groups) => {
+                let mut groups: Vec<_> =
+                    groups.iter().filter(|group| !group.is_empty()).map(turned).collect();
+                if mirrored {
+                    groups.reverse();
+                }
+                Exchange::Ring(groups)
+            }
+            Exchange::Nested(parts) => {
+                let parts = parts.iter().filter(|part| !part.ranks().is_empty());
+                let mut parts: Vec<_> = parts.map(|part| part.tidied(mirrored)).collect();
+                if mirrored {
+                    parts.reverse();
+                }
+                Exchange::Nested(parts)
+            }
+        }
+    }
+
+    fn shifted(&self, by: usize) -> Self {
+        let shift = |ranks: &Vec<usize>| ranks.iter().map(|rank| rank.saturating_add(by)).collect();
+        match self {
+            Exchange::Mesh(ranks) => Exchange::Mesh(shift(ranks)),
+            Exchange::Ring(groups) => Exchange::Ring(groups.iter().map(shift).collect()),
+            Exchange::Nested(parts) => Exchange::Nested(parts.iter().map(|part| part.shifted(by)).collect()),
+        }
+    }
+}
+
+fn groups(sizes: &[usize], first: usize) -> Vec<Vec<usize>> {
+    let begins = sizes.iter().scan(first, |next, &size| {
+        let begin = *next;
+        *next = begin.saturating_add(size);
+        Some(begin..*next)
+    });
+    begins.map(Iterator::collect).collect()
+}

@@ -1,0 +1,299 @@
+//! What is true of every schedule, whatever connects the ranks.
+
+use flux_swizzle::{Collective, Exchange, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const BOTH: [Collective; 2] = [Collective::AllGather, Collective::ReduceScatter];
+
+/// Every chunk reaches every rank once (or every rank's part is summed once), after all that it waits for.
+fn check(exchange: &Exchange, chunks: &dyn Fn(usize) -> usize) {
+    let world_size = exchange.world_size().unwrap();
+    for collective in BOTH {
+        let schedule = Schedule::new(collective, exchange, chunks).unwrap();
+        assert_eq!(schedule.world_size(), world_size);
+        let transfers = schedule.transfers();
+        let expected: usize = (0..world_size).map(|shard| chunks(shard) * (world_size - 1)).sum();
+        assert_eq!(transfers.len(), expected, "{exchange:?}");
+        let mut once = BTreeSet::new();
+        for transfer in transfers {
+            let &Transfer { step, source, destination, shard, chunk, arrivals, after, .. } = transfer;
+            assert!(source != destination && chunk < chunks(shard), "{transfer:?} of {exchange:?}");
+            let (gone, moved) = match collective {
+                Collective::AllGather => (destination, source),
+                Collective::ReduceScatter => (source, destination),
+            };
+            assert!(gone != shard && once.insert((gone, shard, chunk)), "{transfer:?} of {exchange:?}");
+            let before: Vec<_> = schedule.waits_for(transfer).collect();
+            assert_eq!(before.len(), arrivals, "{transfer:?} of {exchange:?}");
+            assert!(before.iter().all(|before| before.step < step), "{transfer:?} of {exchange:?}");
+            match collective {
+                Collective::AllGather => assert_eq!(arrivals, usize::from(moved != shard)),
+                Collective::ReduceScatter => assert_eq!(schedule.sums(transfer), arrivals > 0),
+            }
+            let after = after.map(|after| &transfers[after]);
+            assert!(after.is_none_or(|after| after.source == source && after.step < step), "{transfer:?}");
+        }
+        // Of a ReduceScatter all parts end up at the owner.
+        if collective == Collective::ReduceScatter {
+            let mut parts: BTreeMap<(usize, usize, usize), usize> = BTreeMap::new();
+            let mut by_step: Vec<_> = transfers.iter().collect();
+            by_step.sort_by_key(|transfer| transfer.step);
+            for &Transfer { source, destination, shard, chunk, .. } in by_step {
+                let sent = parts.remove(&(source, shard, chunk)).unwrap_or(0) + 1;
+                *parts.entry((destination, shard, chunk)).or_default() += sent;
+            }
+            let all = |(&(rank, shard, _), &count): (&(usize, usize, usize), &usize)| {
+                rank == shard && count == world_size - 1
+            };
+            assert!(parts.iter().all(all), "{exchange:?}");
+        }
+        // Over a link, a shard's chunks go in order.
+        for transfer in transfers {
+            let after = transfer.after.map(|after| &transfers[after]);
+            let same = after
+                .filter(|after| (after.shard, after.destination) == (transfer.shard, transfer.destination));
+            assert!(same.is_none_or(|after| after.chunk < transfer.chunk), "{transfer:?} of {exchange:?}");
+        }
+        check_boundaries(exchange, &schedule, chunks);
+        check_orders(&schedule);
+    }
+}
+
+/// Over the boundary of a NUMA node, an island or a machine each chunk goes once inwards (of a sum: outwards), and never back.
+fn check_boundaries(exchange: &Exchange, schedule: &Schedule, chunks: &dyn Fn(usize) -> usize) {
+    for enclosure in exchange.enclosures() {
+        let inside: BTreeSet<_> = enclosure.into_iter().collect();
+        let mut crossed: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for transfer in schedule.transfers() {
+            let (from, to) = match schedule.collective() {
+                Collective::AllGather => (transfer.source, transfer.destination),
+                Collective::ReduceScatter => (transfer.destination, transfer.source),
+            };
+            if !inside.contains(&from) && inside.contains(&to) {
+                assert!(!inside.contains(&transfer.shard), "{transfer:?} of {exchange:?}");
+                *crossed.entry((transfer.shard, transfer.chunk)).or_default() += 1;
+            }
+        }
+        let outside = (0..schedule.world_size()).filter(|rank| !inside.contains(rank));
+        assert_eq!(crossed.len(), outside.map(chunks).sum::<usize>(), "{exchange:?}");
+        assert!(crossed.values().all(|&times| times == 1), "{exchange:?}");
+    }
+}
+
+/// Each rank computes all shards, its own first or last, and the others as they come or go.
+fn check_orders(schedule: &Schedule) {
+    for rank in 0..schedule.world_size() {
+        let order = schedule.shard_order(rank);
+        assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), schedule.world_size());
+        let travels: Vec<usize> = match schedule.collective() {
+            Collective::AllGather => {
+                let mut arrivals: Vec<_> =
+                    schedule.arrivals(rank).iter().map(|&index| schedule.transfers()[index]).collect();
+                arrivals.sort_by_key(|transfer| (transfer.phase, transfer.step));
+                arrivals.iter().map(|transfer| transfer.shard).collect()
+            }
+            Collective::ReduceScatter => {
+                let mut sends = schedule.sends(rank).to_vec();
+                sends.sort_by_key(|transfer| (transfer.phase, transfer.step));
+                sends.iter().map(|transfer| transfer.shard).collect()
+            }
+        };
+        let own = match schedule.collective() {
+            Collective::AllGather => order.first(),
+            Collective::ReduceScatter => order.last(),
+        };
+        if travels.iter().collect::<BTreeSet<_>>().len() + 1 == schedule.world_size() {
+            assert_eq!(own, Some(&rank));
+        }
+        let mut firsts = Vec::new();
+        travels.into_iter().for_each(|shard| {
+            if !firsts.contains(&shard) {
+                firsts.push(shard);
+            }
+        });
+        let others: Vec<_> = order.into_iter().filter(|shard| firsts.contains(shard)).collect();
+        assert_eq!(others, firsts);
+        // The tiles come in that order.
+        let shards = Shards::new(schedule.world_size() * 3, schedule.world_size()).unwrap();
+        let tiles = TileOrder::plain(1, TileShape { rows: 2, columns: 4 }, 8).unwrap();
+        assert_eq!(tiles.row_tiles_along(std::iter::once(0)).count(), 1);
+        let tiles = TileOrder::all_gather(shards, rank, TileShape { rows: 2, columns: 4 }, 8).unwrap();
+        let order = schedule.shard_order(rank);
+        let mut visited: Vec<_> =
+            tiles.row_tiles_along(order.iter().copied()).map(|tile| tile.shard).collect();
+        visited.dedup();
+        assert_eq!(visited, order);
+        assert_eq!(tiles.tiles_along(order.iter().copied()).count(), tiles.len());
+    }
+}
+
+/// All ways to write `total` as a sum of positive numbers, in order; a few for larger totals.
+fn sizes(total: usize) -> Vec<Vec<usize>> {
+    let mut all = vec![vec![total]];
+    for first in 1..total {
+        for second in 1..=total - first {
+            let rest = total - first - second;
+            all.push([first, second, rest].into_iter().filter(|&size| size > 0).collect());
+        }
+    }
+    all
+}
+
+#[test]
+fn every_class_up_to_sixteen_ranks() {
+    let one = |_: usize| 1;
+    for world_size in 1..=16 {
+        check(&Exchange::full_mesh(world_size), &one);
+        check(&Exchange::ring(world_size), &one);
+        for sizes in sizes(world_size) {
+            check(&Exchange::two_level(&sizes), &one);
+            check(&Exchange::islands(&sizes), &one);
+        }
+        // Bridged pairs, and one card that has no partner.
+        let pairs: Vec<usize> =
+            (0..world_size.div_ceil(2)).map(|pair| (world_size - 2 * pair).min(2)).collect();
+        check(&Exchange::islands(&pairs), &one);
+        for nodes in (1..=world_size).filter(|nodes| world_size.is_multiple_of(*nodes)) {
+            let size = world_size / nodes;
+            check(&Exchange::nodes(nodes, &Exchange::full_mesh(size)), &one);
+            check(&Exchange::nodes(nodes, &Exchange::ring(size)), &one);
+            check(&Exchange::nodes(nodes, &Exchange::two_level(&[size / 2, size - size / 2])), &one);
+            check(&Exchange::nodes(nodes, &Exchange::islands(&[size / 2, size - size / 2])), &one);
+        }
+    }
+}
+
+fn exchanges() -> impl Strategy<Value = Exchange> {
+    let simple = prop_oneof![
+        (1usize..6).prop_map(Exchange::full_mesh),
+        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Exchange::two_level(&sizes)),
+        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Exchange::islands(&sizes)),
+    ];
+    let parts = prop::collection::vec(simple, 1..4);
+    // Ranks are given out anew, in any order.
+    (parts, any::<u64>()).prop_map(|(parts, seed)| {
+        let count: usize = parts.iter().map(|part| part.ranks().len()).sum();
+        let mut ranks: Vec<usize> = (0..count).collect();
+        let mut state = seed | 1;
+        for index in (1..count).rev() {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ranks.swap(index, usize::try_from(state >> 33).unwrap() % (index + 1));
+        }
+        Exchange::Nested(parts.iter().map(|part| renamed(part, &mut ranks)).collect())
+    })
+}
+
+fn renamed(exchange: &Exchange, ranks: &mut Vec<usize>) -> Exchange {
+    let mut anew = |old: &Vec<usize>| old.iter().filter_map(|_| ranks.pop()).collect();
+    match exchange {
+        Exchange::Mesh(old) => Exchange::Mesh(anew(old)),
+        Exchange::Ring(groups) => Exchange::Ring(groups.iter().map(anew).collect()),
+        Exchange::Nested(parts) => Exchange::Nested(parts.iter().map(|part| renamed(part, ranks)).collect()),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn any_nesting_of_any_ranks_with_any_chunks(
+        exchange in exchanges(), chunks in prop::collection::vec(0usize..4, 48),
+    ) {
+        prop_assume!(exchange.world_size().is_ok());
+        check(&exchange, &|shard| chunks[shard]);
+    }
+}
+
+#[test]
+fn no_two_send_to_one_in_a_step_of_a_mesh() {
+    for (world_size, chunks) in (1..=16).flat_map(|world_size| [1usize, 3].map(|chunks| (world_size, chunks)))
+    {
+        for collective in BOTH {
+            let mesh = Exchange::full_mesh(world_size);
+            let uneven = |shard: usize| if shard == 0 { chunks } else { chunks.div_ceil(2) };
+            let schedule = Schedule::new(collective, &mesh, uneven).unwrap();
+            let mut met = BTreeSet::new();
+            for transfer in schedule.transfers() {
+                assert!(met.insert((transfer.step, transfer.destination)), "{transfer:?}");
+            }
+            for rank in 0..world_size {
+                let order = schedule.shard_order(rank);
+                let around: Vec<_> = arrival_order(rank, world_size).collect();
+                let others: Vec<_> = order.into_iter().filter(|&shard| shard != rank).collect();
+                assert_eq!(others, around);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_ring_uses_only_neighbours_and_the_order_is_as_in_a_mesh() {
+    for world_size in 2..=16 {
+        for collective in BOTH {
+            let schedule = Schedule::new(collective, &Exchange::ring(world_size), |_| 1).unwrap();
+            for transfer in schedule.transfers() {
+                assert_eq!(transfer.destination, (transfer.source + world_size - 1) % world_size);
+            }
+            assert_eq!(schedule.transfers().iter().map(|transfer| transfer.step).max(), Some(world_size - 2));
+            for rank in 0..world_size {
+                let order = schedule.shard_order(rank).into_iter().filter(|&shard| shard != rank);
+                assert!(order.eq(arrival_order(rank, world_size)));
+            }
+        }
+        // Of two levels, too: neighbours, or the ends of a group.
+        let sizes = [world_size / 2, world_size - world_size / 2];
+        let schedule = Schedule::new(Collective::AllGather, &Exchange::two_level(&sizes), |_| 1).unwrap();
+        for transfer in schedule.transfers() {
+            let before = (transfer.source + world_size - 1) % world_size;
+            let ends = [(0, sizes[0] - 1), (sizes[0], world_size - 1)];
+            assert!(
+                transfer.destination == before || ends.contains(&(transfer.source, transfer.destination))
+            );
+        }
+    }
+}
+
+/// Two nodes of four on PCIe: only half of the shards cross each way, in the first steps.
+#[test]
+fn two_numa_nodes_of_four() {
+    let schedule = Schedule::new(Collective::AllGather, &Exchange::two_level(&[4, 4]), |_| 1).unwrap();
+    let of = |rank: usize| -> Vec<_> {
+        schedule.sends(rank).iter().map(|sent| (sent.destination, sent.shard, sent.level)).collect()
+    };
+    assert_eq!(of(0), [(7, 0, 1), (7, 1, 1), (7, 2, 1), (7, 3, 1), (3, 0, 0), (3, 1, 0), (3, 2, 0)]);
+    assert_eq!(of(1), [1, 2, 3, 4, 5, 6, 7].map(|shard| (0, shard, 0)));
+    assert_eq!(schedule.shard_order(5), [5, 6, 7, 0, 1, 2, 3, 4]);
+    assert_eq!(schedule.transfers().iter().map(|transfer| transfer.step).max(), Some(6));
+}
+
+/// Transfers to other machines start at once where they have a link of their own; on PCIe, when the crossings are done.
+#[test]
+fn machines() {
+    let nvlink = Exchange::nodes(2, &Exchange::full_mesh(4));
+    let schedule = Schedule::new(Collective::AllGather, &nvlink, |_| 1).unwrap();
+    for rank in 0..8 {
+        let out: Vec<_> = schedule.sends(rank).iter().filter(|sent| sent.level == 1).collect();
+        assert_eq!(out.len(), 1);
+        assert_eq!((out[0].step, out[0].destination, out[0].after), (0, (rank + 4) % 8, None));
+    }
+    assert_eq!(schedule.shard_order(1), [1, 2, 3, 0, 5, 6, 7, 4]);
+    let pcie = Exchange::nodes(2, &Exchange::two_level(&[2, 2]));
+    let schedule = Schedule::new(Collective::AllGather, &pcie, |_| 1).unwrap();
+    for rank in 0..8 {
+        let out: Vec<_> = schedule.sends(rank).iter().filter(|sent| sent.level == 2).collect();
+        assert_eq!((out.len(), out[0].step), (1, 2));
+        assert!(out[0].after.is_some_and(|after| schedule.transfers()[after].step == 1));
+    }
+}
+
+#[test]
+fn bad_ranks_are_refused() {
+    use flux_swizzle::Error;
+    let new = |exchange| Schedule::new(Collective::AllGather, &exchange, |_| 1).unwrap_err();
+    assert_eq!(new(Exchange::Mesh(vec![])), Error::NoRanks);
+    assert_eq!(new(Exchange::Mesh(vec![0, 2])), Error::RankOutOfRange { rank: 2, world_size: 2 });
+    assert_eq!(new(Exchange::Ring(vec![vec![0, 1], vec![1]])), Error::RankTwice { rank: 1 });
+    let one = Schedule::new(Collective::ReduceScatter, &Exchange::ring(1), |_| 1).unwrap();
+    assert!(one.transfers().is_empty() && one.shard_order(0) == [0] && one.sends(7).is_empty());
+    assert!(one.arrivals(usize::MAX).is_empty() && one.sends(usize::MAX).is_empty());
+}
