@@ -1,7 +1,7 @@
 //! Machines: GPUs, and the links that what they exchange goes over.
 
 use crate::{Error, Gpu, Result};
-use flux_swizzle::Exchange;
+use flux_swizzle::Pattern;
 
 /// One node of a machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -182,17 +182,17 @@ impl Machine {
     }
 
     /// How ranks should exchange their shards here.
-    pub fn exchange(&self) -> Exchange {
+    pub fn exchange(&self) -> Pattern {
         let node = &self.node;
         let within = if node.nvswitch_gb_per_s.is_some() || self.is_mesh(&(0..node.gpus).collect::<Vec<_>>())
         {
-            Exchange::full_mesh(node.gpus)
+            Pattern::full_mesh(node.gpus)
         } else if !node.bridges.is_empty() {
-            Exchange::Nested(self.islands().into_iter().map(Exchange::Mesh).collect())
+            Pattern::Nested(self.islands().into_iter().map(Pattern::Mesh).collect())
         } else {
-            Exchange::two_level(&node.numa)
+            Pattern::two_level(&node.numa)
         };
-        Exchange::nodes(self.nodes, &within)
+        Pattern::nodes(self.nodes, &within)
     }
 
     fn is_bridged(&self, a: usize, b: usize) -> bool {
@@ -224,12 +224,12 @@ mod tests {
     #[test]
     fn ranks_exchange_as_fits_the_machine() {
         let exchange = |name: &str, nodes: usize| Machine::preset(name, nodes).unwrap().exchange();
-        assert_eq!(exchange("hgx-h200", 1), Exchange::full_mesh(8));
-        assert_eq!(exchange("8xl20-numa-3-5", 1), Exchange::two_level(&[3, 5]));
-        assert_eq!(exchange("4xa100-nvlink-pairs", 1), Exchange::islands(&[2, 2]));
-        assert_eq!(exchange("dgx-1-v100", 1), Exchange::islands(&[4, 4]));
-        assert_eq!(exchange("dgx-h100", 2), Exchange::nodes(2, &Exchange::full_mesh(8)));
-        assert_eq!(exchange("8xa100-pcie", 3), Exchange::nodes(3, &Exchange::two_level(&[4, 4])));
+        assert_eq!(exchange("hgx-h200", 1), Pattern::full_mesh(8));
+        assert_eq!(exchange("8xl20-numa-3-5", 1), Pattern::two_level(&[3, 5]));
+        assert_eq!(exchange("4xa100-nvlink-pairs", 1), Pattern::islands(&[2, 2]));
+        assert_eq!(exchange("dgx-1-v100", 1), Pattern::islands(&[4, 4]));
+        assert_eq!(exchange("dgx-h100", 2), Pattern::nodes(2, &Pattern::full_mesh(8)));
+        assert_eq!(exchange("8xa100-pcie", 3), Pattern::nodes(3, &Pattern::two_level(&[4, 4])));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::collective::{Costs, Moved};
 use crate::gemm::Cut;
 use crate::{Activity, Error, Machine, Op, Path, Plan, Problem, Result, Span, Style, TileRate};
-use flux_swizzle::{Chunks, Exchange, Schedule, Shards};
+use flux_swizzle::{Chunks, Pattern, Schedule, Shards};
 
 /// A barrier of all ranks over NVLink beyond its launch, in µs: a signal to all, and one from all (measured: 2.0 to 2.2 a round).
 const BARRIER_US: f64 = 2.0;
@@ -70,7 +70,7 @@ pub(crate) struct Call<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) problem: &'a Problem,
     pub(crate) plan: &'a Plan,
-    pub(crate) exchange: &'a Exchange,
+    pub(crate) exchange: &'a Pattern,
     pub(crate) shards: Shards,
 }
 

@@ -1,7 +1,7 @@
 //! What is computed, and how it is gone about.
 
 use crate::{Error, Result, TileRate};
-use flux_swizzle::Exchange;
+use flux_swizzle::Pattern;
 
 /// An operation on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ pub struct Plan {
     /// Rows of a chunk; by default a whole shard up to 32 MiB.
     pub chunk_rows: Option<usize>,
     /// Who sends to whom; by default as fits the machine.
-    pub exchange: Option<Exchange>,
+    pub exchange: Option<Pattern>,
     /// How.
     pub style: Style,
     /// Whether to keep what happens when.

@@ -5,8 +5,8 @@
 extern crate alloc;
 
 mod chunk;
-mod exchange;
 mod order;
+mod pattern;
 mod peers;
 mod schedule;
 mod shard;
@@ -14,8 +14,8 @@ mod spread;
 mod taper;
 
 pub use chunk::Chunks;
-pub use exchange::Exchange;
 pub use order::{RowTile, Tile, TileOrder, TileShape};
+pub use pattern::Pattern;
 pub use peers::{arrival_order, push_order};
 pub use schedule::{Collective, Schedule, Transfer};
 pub use shard::Shards;

@@ -1,6 +1,6 @@
 //! Who sends which chunk to whom, when, and what for it waits.
 
-use crate::{Error, Exchange, spread::spread};
+use crate::{Error, Pattern, spread::spread};
 use alloc::{vec, vec::Vec};
 
 /// What is exchanged.
@@ -62,12 +62,12 @@ impl Schedule {
     /// is true of one is true of the other.
     pub fn new(
         collective: Collective,
-        exchange: &Exchange,
+        pattern: &Pattern,
         chunks: impl Fn(usize) -> usize,
     ) -> Result<Self, Error> {
-        let world_size = exchange.world_size()?;
+        let world_size = pattern.world_size()?;
         let mirrored = collective == Collective::ReduceScatter;
-        let mut transfers = spread(&exchange.tidied(mirrored), world_size, &chunks);
+        let mut transfers = spread(&pattern.tidied(mirrored), world_size, &chunks);
         if mirrored {
             let last = transfers.iter().map(|transfer| transfer.step).max().unwrap_or(0);
             let last_phase = transfers.iter().map(|transfer| transfer.phase).max().unwrap_or(0);

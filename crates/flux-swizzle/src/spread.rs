@@ -1,6 +1,6 @@
 //! The transfers of an AllGather.
 
-use crate::{Exchange, Transfer};
+use crate::{Pattern, Transfer};
 use alloc::{vec, vec::Vec};
 
 /// A chunk of a shard.
@@ -18,30 +18,26 @@ struct Plan {
 }
 
 /// An AllGather of `chunks(shard)` chunks of each shard.
-pub(crate) fn spread(
-    exchange: &Exchange,
-    world_size: usize,
-    chunks: &dyn Fn(usize) -> usize,
-) -> Vec<Transfer> {
+pub(crate) fn spread(pattern: &Pattern, world_size: usize, chunks: &dyn Fn(usize) -> usize) -> Vec<Transfer> {
     let mut plan = Plan {
         transfers: Vec::new(),
-        last: vec![vec![None; exchange.levels()]; world_size],
+        last: vec![vec![None; pattern.levels()]; world_size],
         crossed: vec![None; world_size],
         phase: 0,
     };
     let own = |rank: usize| (0..chunks(rank)).map(|chunk| (rank, chunk)).collect();
-    let holdings: Vec<Vec<Item>> = exchange.ranks().into_iter().map(own).collect();
-    plan.exchange(exchange, &holdings);
+    let holdings: Vec<Vec<Item>> = pattern.ranks().into_iter().map(own).collect();
+    plan.exchange(pattern, &holdings);
     plan.with_steps(world_size)
 }
 
 impl Plan {
     /// Brings what each rank holds, by its position, to all others.
-    fn exchange(&mut self, exchange: &Exchange, holdings: &[Vec<Item>]) {
-        match exchange {
-            Exchange::Mesh(ranks) => self.mesh(ranks, holdings),
-            Exchange::Ring(groups) => self.ring(groups, holdings),
-            Exchange::Nested(parts) => self.nested(parts, holdings),
+    fn exchange(&mut self, pattern: &Pattern, holdings: &[Vec<Item>]) {
+        match pattern {
+            Pattern::Mesh(ranks) => self.mesh(ranks, holdings),
+            Pattern::Ring(groups) => self.ring(groups, holdings),
+            Pattern::Nested(parts) => self.nested(parts, holdings),
         }
     }
 
@@ -97,9 +93,9 @@ impl Plan {
         }
     }
 
-    fn nested(&mut self, parts: &[Exchange], holdings: &[Vec<Item>]) {
-        let level = parts.iter().map(Exchange::levels).max().unwrap_or(0);
-        let ranks: Vec<Vec<usize>> = parts.iter().map(Exchange::ranks).collect();
+    fn nested(&mut self, parts: &[Pattern], holdings: &[Vec<Item>]) {
+        let level = parts.iter().map(Pattern::levels).max().unwrap_or(0);
+        let ranks: Vec<Vec<usize>> = parts.iter().map(Pattern::ranks).collect();
         let begins: Vec<usize> = ranks
             .iter()
             .scan(0, |next, ranks| {
@@ -109,7 +105,7 @@ impl Plan {
             })
             .collect();
         let held = |part: usize, index: usize| &holdings[begins[part] + index];
-        let (begin, inner) = (self.phase, parts.iter().map(Exchange::phases).max().unwrap_or(1));
+        let (begin, inner) = (self.phase, parts.iter().map(Pattern::phases).max().unwrap_or(1));
         for phase in 0..parts.len() {
             self.phase = begin + phase * inner;
             if phase > 0 {

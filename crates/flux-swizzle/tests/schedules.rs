@@ -1,13 +1,13 @@
 //! What is true of every schedule, whatever connects the ranks.
 
-use flux_swizzle::{Collective, Exchange, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order};
+use flux_swizzle::{Collective, Pattern, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const BOTH: [Collective; 2] = [Collective::AllGather, Collective::ReduceScatter];
 
 /// Every chunk reaches every rank once (or every rank's part is summed once), after all that it waits for.
-fn check(exchange: &Exchange, chunks: &dyn Fn(usize) -> usize) {
+fn check(exchange: &Pattern, chunks: &dyn Fn(usize) -> usize) {
     let world_size = exchange.world_size().unwrap();
     for collective in BOTH {
         let schedule = Schedule::new(collective, exchange, chunks).unwrap();
@@ -61,7 +61,7 @@ fn check(exchange: &Exchange, chunks: &dyn Fn(usize) -> usize) {
 }
 
 /// Over the boundary of a NUMA node, an island or a machine each chunk goes once inwards (of a sum: outwards), and never back.
-fn check_boundaries(exchange: &Exchange, schedule: &Schedule, chunks: &dyn Fn(usize) -> usize) {
+fn check_boundaries(exchange: &Pattern, schedule: &Schedule, chunks: &dyn Fn(usize) -> usize) {
     for enclosure in exchange.enclosures() {
         let inside: BTreeSet<_> = enclosure.into_iter().collect();
         let mut crossed: BTreeMap<(usize, usize), usize> = BTreeMap::new();
@@ -144,31 +144,31 @@ fn sizes(total: usize) -> Vec<Vec<usize>> {
 fn every_class_up_to_sixteen_ranks() {
     let one = |_: usize| 1;
     for world_size in 1..=16 {
-        check(&Exchange::full_mesh(world_size), &one);
-        check(&Exchange::ring(world_size), &one);
+        check(&Pattern::full_mesh(world_size), &one);
+        check(&Pattern::ring(world_size), &one);
         for sizes in sizes(world_size) {
-            check(&Exchange::two_level(&sizes), &one);
-            check(&Exchange::islands(&sizes), &one);
+            check(&Pattern::two_level(&sizes), &one);
+            check(&Pattern::islands(&sizes), &one);
         }
         // Bridged pairs, and one card that has no partner.
         let pairs: Vec<usize> =
             (0..world_size.div_ceil(2)).map(|pair| (world_size - 2 * pair).min(2)).collect();
-        check(&Exchange::islands(&pairs), &one);
+        check(&Pattern::islands(&pairs), &one);
         for nodes in (1..=world_size).filter(|nodes| world_size.is_multiple_of(*nodes)) {
             let size = world_size / nodes;
-            check(&Exchange::nodes(nodes, &Exchange::full_mesh(size)), &one);
-            check(&Exchange::nodes(nodes, &Exchange::ring(size)), &one);
-            check(&Exchange::nodes(nodes, &Exchange::two_level(&[size / 2, size - size / 2])), &one);
-            check(&Exchange::nodes(nodes, &Exchange::islands(&[size / 2, size - size / 2])), &one);
+            check(&Pattern::nodes(nodes, &Pattern::full_mesh(size)), &one);
+            check(&Pattern::nodes(nodes, &Pattern::ring(size)), &one);
+            check(&Pattern::nodes(nodes, &Pattern::two_level(&[size / 2, size - size / 2])), &one);
+            check(&Pattern::nodes(nodes, &Pattern::islands(&[size / 2, size - size / 2])), &one);
         }
     }
 }
 
-fn exchanges() -> impl Strategy<Value = Exchange> {
+fn exchanges() -> impl Strategy<Value = Pattern> {
     let simple = prop_oneof![
-        (1usize..6).prop_map(Exchange::full_mesh),
-        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Exchange::two_level(&sizes)),
-        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Exchange::islands(&sizes)),
+        (1usize..6).prop_map(Pattern::full_mesh),
+        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Pattern::two_level(&sizes)),
+        prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Pattern::islands(&sizes)),
     ];
     let parts = prop::collection::vec(simple, 1..4);
     // Ranks are given out anew, in any order.
@@ -180,16 +180,16 @@ fn exchanges() -> impl Strategy<Value = Exchange> {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ranks.swap(index, usize::try_from(state >> 33).unwrap() % (index + 1));
         }
-        Exchange::Nested(parts.iter().map(|part| renamed(part, &mut ranks)).collect())
+        Pattern::Nested(parts.iter().map(|part| renamed(part, &mut ranks)).collect())
     })
 }
 
-fn renamed(exchange: &Exchange, ranks: &mut Vec<usize>) -> Exchange {
+fn renamed(exchange: &Pattern, ranks: &mut Vec<usize>) -> Pattern {
     let mut anew = |old: &Vec<usize>| old.iter().filter_map(|_| ranks.pop()).collect();
     match exchange {
-        Exchange::Mesh(old) => Exchange::Mesh(anew(old)),
-        Exchange::Ring(groups) => Exchange::Ring(groups.iter().map(anew).collect()),
-        Exchange::Nested(parts) => Exchange::Nested(parts.iter().map(|part| renamed(part, ranks)).collect()),
+        Pattern::Mesh(old) => Pattern::Mesh(anew(old)),
+        Pattern::Ring(groups) => Pattern::Ring(groups.iter().map(anew).collect()),
+        Pattern::Nested(parts) => Pattern::Nested(parts.iter().map(|part| renamed(part, ranks)).collect()),
     }
 }
 
@@ -209,7 +209,7 @@ fn no_two_send_to_one_in_a_step_of_a_mesh() {
     for (world_size, chunks) in (1..=16).flat_map(|world_size| [1usize, 3].map(|chunks| (world_size, chunks)))
     {
         for collective in BOTH {
-            let mesh = Exchange::full_mesh(world_size);
+            let mesh = Pattern::full_mesh(world_size);
             let uneven = |shard: usize| if shard == 0 { chunks } else { chunks.div_ceil(2) };
             let schedule = Schedule::new(collective, &mesh, uneven).unwrap();
             let mut met = BTreeSet::new();
@@ -230,7 +230,7 @@ fn no_two_send_to_one_in_a_step_of_a_mesh() {
 fn a_ring_uses_only_neighbours_and_the_order_is_as_in_a_mesh() {
     for world_size in 2..=16 {
         for collective in BOTH {
-            let schedule = Schedule::new(collective, &Exchange::ring(world_size), |_| 1).unwrap();
+            let schedule = Schedule::new(collective, &Pattern::ring(world_size), |_| 1).unwrap();
             for transfer in schedule.transfers() {
                 assert_eq!(transfer.destination, (transfer.source + world_size - 1) % world_size);
             }
@@ -242,7 +242,7 @@ fn a_ring_uses_only_neighbours_and_the_order_is_as_in_a_mesh() {
         }
         // Of two levels, too: neighbours, or the ends of a group.
         let sizes = [world_size / 2, world_size - world_size / 2];
-        let schedule = Schedule::new(Collective::AllGather, &Exchange::two_level(&sizes), |_| 1).unwrap();
+        let schedule = Schedule::new(Collective::AllGather, &Pattern::two_level(&sizes), |_| 1).unwrap();
         for transfer in schedule.transfers() {
             let before = (transfer.source + world_size - 1) % world_size;
             let ends = [(0, sizes[0] - 1), (sizes[0], world_size - 1)];
@@ -256,7 +256,7 @@ fn a_ring_uses_only_neighbours_and_the_order_is_as_in_a_mesh() {
 /// Two nodes of four on PCIe: only half of the shards cross each way, in the first steps.
 #[test]
 fn two_numa_nodes_of_four() {
-    let schedule = Schedule::new(Collective::AllGather, &Exchange::two_level(&[4, 4]), |_| 1).unwrap();
+    let schedule = Schedule::new(Collective::AllGather, &Pattern::two_level(&[4, 4]), |_| 1).unwrap();
     let of = |rank: usize| -> Vec<_> {
         schedule.sends(rank).iter().map(|sent| (sent.destination, sent.shard, sent.level)).collect()
     };
@@ -269,7 +269,7 @@ fn two_numa_nodes_of_four() {
 /// Transfers to other machines start at once where they have a link of their own; on PCIe, when the crossings are done.
 #[test]
 fn machines() {
-    let nvlink = Exchange::nodes(2, &Exchange::full_mesh(4));
+    let nvlink = Pattern::nodes(2, &Pattern::full_mesh(4));
     let schedule = Schedule::new(Collective::AllGather, &nvlink, |_| 1).unwrap();
     for rank in 0..8 {
         let out: Vec<_> = schedule.sends(rank).iter().filter(|sent| sent.level == 1).collect();
@@ -277,7 +277,7 @@ fn machines() {
         assert_eq!((out[0].step, out[0].destination, out[0].after), (0, (rank + 4) % 8, None));
     }
     assert_eq!(schedule.shard_order(1), [1, 2, 3, 0, 5, 6, 7, 4]);
-    let pcie = Exchange::nodes(2, &Exchange::two_level(&[2, 2]));
+    let pcie = Pattern::nodes(2, &Pattern::two_level(&[2, 2]));
     let schedule = Schedule::new(Collective::AllGather, &pcie, |_| 1).unwrap();
     for rank in 0..8 {
         let out: Vec<_> = schedule.sends(rank).iter().filter(|sent| sent.level == 2).collect();
@@ -290,10 +290,10 @@ fn machines() {
 fn bad_ranks_are_refused() {
     use flux_swizzle::Error;
     let new = |exchange| Schedule::new(Collective::AllGather, &exchange, |_| 1).unwrap_err();
-    assert_eq!(new(Exchange::Mesh(vec![])), Error::NoRanks);
-    assert_eq!(new(Exchange::Mesh(vec![0, 2])), Error::RankOutOfRange { rank: 2, world_size: 2 });
-    assert_eq!(new(Exchange::Ring(vec![vec![0, 1], vec![1]])), Error::RankTwice { rank: 1 });
-    let one = Schedule::new(Collective::ReduceScatter, &Exchange::ring(1), |_| 1).unwrap();
+    assert_eq!(new(Pattern::Mesh(vec![])), Error::NoRanks);
+    assert_eq!(new(Pattern::Mesh(vec![0, 2])), Error::RankOutOfRange { rank: 2, world_size: 2 });
+    assert_eq!(new(Pattern::Ring(vec![vec![0, 1], vec![1]])), Error::RankTwice { rank: 1 });
+    let one = Schedule::new(Collective::ReduceScatter, &Pattern::ring(1), |_| 1).unwrap();
     assert!(one.transfers().is_empty() && one.shard_order(0) == [0] && one.sends(7).is_empty());
     assert!(one.arrivals(usize::MAX).is_empty() && one.sends(usize::MAX).is_empty());
 }

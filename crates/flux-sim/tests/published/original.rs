@@ -1,7 +1,7 @@
 //! How the original Flux goes about it, as far as its paper and its sources say.
 
 use flux_sim::{Baseline, Op, Path, Plan, Problem, Style, TileRate};
-use flux_swizzle::Exchange;
+use flux_swizzle::Pattern;
 
 const fn tile(rows: usize, columns: usize, efficiency: f64) -> TileRate {
     TileRate { rows, columns, efficiency }
@@ -61,12 +61,12 @@ pub(crate) fn style(op: Op, kind: Kind) -> Style {
 
 /// Who sends to whom, where that is not the machine's way: on PCIe a ReduceScatter sums within each NUMA node first, for the other
 /// one, and each rank sends one sum across.
-pub(crate) fn exchange(op: Op, kind: Kind) -> Option<Exchange> {
-    let numa_node = |ranks: std::ops::Range<usize>| Exchange::Ring(vec![ranks.collect()]);
+pub(crate) fn exchange(op: Op, kind: Kind) -> Option<Pattern> {
+    let numa_node = |ranks: std::ops::Range<usize>| Pattern::Ring(vec![ranks.collect()]);
     match (op, kind) {
         (Op::AgGemm, _) => None,
-        (_, Kind::Pcie) => Some(Exchange::Nested(vec![numa_node(0..4), numa_node(4..8)])),
-        (_, Kind::PcieCopies) => Some(Exchange::ring(8)),
+        (_, Kind::Pcie) => Some(Pattern::Nested(vec![numa_node(0..4), numa_node(4..8)])),
+        (_, Kind::PcieCopies) => Some(Pattern::ring(8)),
         _ => None,
     }
 }

@@ -5,56 +5,56 @@ use alloc::{vec, vec::Vec};
 
 /// How ranks that exchange shards are connected, and therefore which of them send to which.
 ///
-/// In-node NVLink or NVSwitch is a [`Mesh`](Exchange::Mesh); PCIe is a [`Ring`](Exchange::Ring) of one group, or of one group
+/// In-node NVLink or NVSwitch is a [`Mesh`](Pattern::Mesh); PCIe is a [`Ring`](Pattern::Ring) of one group, or of one group
 /// for each NUMA node. Where the way out of a group is narrower than what is within, be it between NVLink islands or between
-/// machines, it is [`Nested`](Exchange::Nested).
+/// machines, it is [`Nested`](Pattern::Nested).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exchange {
+pub enum Pattern {
     /// Each rank sends its chunks to all others, one after the other, beginning next to itself.
     Mesh(Vec<usize>),
     /// Each rank passes on to its neighbour what it has. Only the first rank of a group sends to another group, the one before,
     /// and what has come to a group from outside never goes back to where it is from: it crosses each boundary once.
     Ring(Vec<Vec<usize>>),
     /// Each rank sends its chunks to one rank of every other part, and that one spreads them within its part.
-    Nested(Vec<Exchange>),
+    Nested(Vec<Pattern>),
 }
 
-impl Exchange {
+impl Pattern {
     /// `world_size` ranks, all connected to all.
     pub fn full_mesh(world_size: usize) -> Self {
-        Exchange::Mesh((0..world_size).collect())
+        Pattern::Mesh((0..world_size).collect())
     }
 
     /// `world_size` ranks in one ring.
     pub fn ring(world_size: usize) -> Self {
-        Exchange::Ring(vec![(0..world_size).collect()])
+        Pattern::Ring(vec![(0..world_size).collect()])
     }
 
     /// Rings within NUMA nodes of these sizes, each followed by the next.
     pub fn two_level(sizes: &[usize]) -> Self {
-        Exchange::Ring(groups(sizes, 0))
+        Pattern::Ring(groups(sizes, 0))
     }
 
     /// Islands of these sizes, all connected to all within.
     pub fn islands(sizes: &[usize]) -> Self {
-        Exchange::Nested(groups(sizes, 0).into_iter().map(Exchange::Mesh).collect())
+        Pattern::Nested(groups(sizes, 0).into_iter().map(Pattern::Mesh).collect())
     }
 
     /// `nodes` machines that are each like `node`, whose ranks are 0, 1, … .
-    pub fn nodes(nodes: usize, node: &Exchange) -> Self {
+    pub fn nodes(nodes: usize, node: &Pattern) -> Self {
         let size = node.ranks().len();
         match nodes {
             1 => node.clone(),
-            _ => Exchange::Nested((0..nodes).map(|index| node.shifted(index.saturating_mul(size))).collect()),
+            _ => Pattern::Nested((0..nodes).map(|index| node.shifted(index.saturating_mul(size))).collect()),
         }
     }
 
     /// The ranks, part by part.
     pub fn ranks(&self) -> Vec<usize> {
         match self {
-            Exchange::Mesh(ranks) => ranks.clone(),
-            Exchange::Ring(groups) => groups.concat(),
-            Exchange::Nested(parts) => parts.iter().flat_map(Exchange::ranks).collect(),
+            Pattern::Mesh(ranks) => ranks.clone(),
+            Pattern::Ring(groups) => groups.concat(),
+            Pattern::Nested(parts) => parts.iter().flat_map(Pattern::ranks).collect(),
         }
     }
 
@@ -76,9 +76,9 @@ impl Exchange {
     /// The sets of ranks that each chunk enters once from outside, at all levels.
     pub fn enclosures(&self) -> Vec<Vec<usize>> {
         match self {
-            Exchange::Mesh(_) => Vec::new(),
-            Exchange::Ring(groups) => groups.iter().filter(|group| !group.is_empty()).cloned().collect(),
-            Exchange::Nested(parts) => {
+            Pattern::Mesh(_) => Vec::new(),
+            Pattern::Ring(groups) => groups.iter().filter(|group| !group.is_empty()).cloned().collect(),
+            Pattern::Nested(parts) => {
                 let parts = parts.iter().filter(|part| !part.ranks().is_empty());
                 parts.flat_map(|part| core::iter::once(part.ranks()).chain(part.enclosures())).collect()
             }
@@ -88,18 +88,18 @@ impl Exchange {
     /// How many kinds of boundaries there are between ranks, one inside the other.
     pub(crate) fn levels(&self) -> usize {
         match self {
-            Exchange::Mesh(_) => 1,
-            Exchange::Ring(groups) if groups.len() <= 1 => 1,
-            Exchange::Ring(_) => 2,
-            Exchange::Nested(parts) => 1 + parts.iter().map(Exchange::levels).max().unwrap_or(0),
+            Pattern::Mesh(_) => 1,
+            Pattern::Ring(groups) if groups.len() <= 1 => 1,
+            Pattern::Ring(_) => 2,
+            Pattern::Nested(parts) => 1 + parts.iter().map(Pattern::levels).max().unwrap_or(0),
         }
     }
 
     /// How many rounds it takes until what each part holds has come to each other part.
     pub(crate) fn phases(&self) -> usize {
         match self {
-            Exchange::Mesh(_) | Exchange::Ring(_) => 1,
-            Exchange::Nested(parts) => parts.len() * parts.iter().map(Exchange::phases).max().unwrap_or(1),
+            Pattern::Mesh(_) | Pattern::Ring(_) => 1,
+            Pattern::Nested(parts) => parts.len() * parts.iter().map(Pattern::phases).max().unwrap_or(1),
         }
     }
 
@@ -113,22 +113,22 @@ impl Exchange {
             ranks
         };
         match self {
-            Exchange::Mesh(ranks) => Exchange::Mesh(turned(ranks)),
-            Exchange::Ring(groups) => {
+            Pattern::Mesh(ranks) => Pattern::Mesh(turned(ranks)),
+            Pattern::Ring(groups) => {
                 let mut groups: Vec<_> =
                     groups.iter().filter(|group| !group.is_empty()).map(turned).collect();
                 if mirrored {
                     groups.reverse();
                 }
-                Exchange::Ring(groups)
+                Pattern::Ring(groups)
             }
-            Exchange::Nested(parts) => {
+            Pattern::Nested(parts) => {
                 let parts = parts.iter().filter(|part| !part.ranks().is_empty());
                 let mut parts: Vec<_> = parts.map(|part| part.tidied(mirrored)).collect();
                 if mirrored {
                     parts.reverse();
                 }
-                Exchange::Nested(parts)
+                Pattern::Nested(parts)
             }
         }
     }
@@ -136,9 +136,9 @@ impl Exchange {
     fn shifted(&self, by: usize) -> Self {
         let shift = |ranks: &Vec<usize>| ranks.iter().map(|rank| rank.saturating_add(by)).collect();
         match self {
-            Exchange::Mesh(ranks) => Exchange::Mesh(shift(ranks)),
-            Exchange::Ring(groups) => Exchange::Ring(groups.iter().map(shift).collect()),
-            Exchange::Nested(parts) => Exchange::Nested(parts.iter().map(|part| part.shifted(by)).collect()),
+            Pattern::Mesh(ranks) => Pattern::Mesh(shift(ranks)),
+            Pattern::Ring(groups) => Pattern::Ring(groups.iter().map(shift).collect()),
+            Pattern::Nested(parts) => Pattern::Nested(parts.iter().map(|part| part.shifted(by)).collect()),
         }
     }
 }
