@@ -54,14 +54,14 @@ pub enum Error {
         most: usize,
     },
     /// Not the machine's ranks.
-    #[error("the exchange is of {ranks} ranks, and the machine has {gpus} GPUs; there is one rank on each")]
+    #[error("the pattern is of {ranks} ranks, and the machine has {gpus} GPUs; there is one rank on each")]
     OtherRanks {
-        /// Those of the exchange.
+        /// Those of the pattern.
         ranks: usize,
         /// Those of the machine.
         gpus: usize,
     },
-    /// The exchange makes no sense.
+    /// The pattern makes no sense.
     #[error(transparent)]
     Swizzle(#[from] flux_swizzle::Error),
 }

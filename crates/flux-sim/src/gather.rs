@@ -12,7 +12,7 @@ impl Call<'_> {
     pub(crate) fn all_gather(&self) -> Result<Outcome> {
         let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::AllGather, self.exchange, |shard| chunks.count(shard))?;
+        let schedule = Schedule::new(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let fused = self.plan.path == Path::Fused;
         let start_us = if fused { self.prologue_us() } else { 0.0 };

@@ -182,7 +182,7 @@ impl Machine {
     }
 
     /// How ranks should exchange their shards here.
-    pub fn exchange(&self) -> Pattern {
+    pub fn pattern(&self) -> Pattern {
         let node = &self.node;
         let within = if node.nvswitch_gb_per_s.is_some() || self.is_mesh(&(0..node.gpus).collect::<Vec<_>>())
         {
@@ -223,13 +223,13 @@ mod tests {
 
     #[test]
     fn ranks_exchange_as_fits_the_machine() {
-        let exchange = |name: &str, nodes: usize| Machine::preset(name, nodes).unwrap().exchange();
-        assert_eq!(exchange("hgx-h200", 1), Pattern::full_mesh(8));
-        assert_eq!(exchange("8xl20-numa-3-5", 1), Pattern::two_level(&[3, 5]));
-        assert_eq!(exchange("4xa100-nvlink-pairs", 1), Pattern::islands(&[2, 2]));
-        assert_eq!(exchange("dgx-1-v100", 1), Pattern::islands(&[4, 4]));
-        assert_eq!(exchange("dgx-h100", 2), Pattern::nodes(2, &Pattern::full_mesh(8)));
-        assert_eq!(exchange("8xa100-pcie", 3), Pattern::nodes(3, &Pattern::two_level(&[4, 4])));
+        let pattern = |name: &str, nodes: usize| Machine::preset(name, nodes).unwrap().pattern();
+        assert_eq!(pattern("hgx-h200", 1), Pattern::full_mesh(8));
+        assert_eq!(pattern("8xl20-numa-3-5", 1), Pattern::two_level(&[3, 5]));
+        assert_eq!(pattern("4xa100-nvlink-pairs", 1), Pattern::islands(&[2, 2]));
+        assert_eq!(pattern("dgx-1-v100", 1), Pattern::islands(&[4, 4]));
+        assert_eq!(pattern("dgx-h100", 2), Pattern::nodes(2, &Pattern::full_mesh(8)));
+        assert_eq!(pattern("8xa100-pcie", 3), Pattern::nodes(3, &Pattern::two_level(&[4, 4])));
     }
 
     #[test]

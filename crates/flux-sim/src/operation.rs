@@ -44,13 +44,13 @@ pub struct LinkBytes {
 pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Outcome> {
     problem.check()?;
     plan.style.check()?;
-    let exchange = plan.exchange.clone().unwrap_or_else(|| machine.exchange());
-    let (ranks, gpus) = (exchange.world_size()?, machine.gpus());
+    let pattern = plan.pattern.clone().unwrap_or_else(|| machine.pattern());
+    let (ranks, gpus) = (pattern.world_size()?, machine.gpus());
     if ranks != gpus {
         return Err(Error::OtherRanks { ranks, gpus });
     }
     let shards = Shards::new(problem.m, gpus)?;
-    let call = Call { machine, problem, plan, exchange: &exchange, shards };
+    let call = Call { machine, problem, plan, pattern: &pattern, shards };
     let reduced = match problem.op {
         Op::AgGemm => return call.all_gather(),
         Op::GemmRs => return call.reduce_scatter(),
@@ -70,7 +70,7 @@ pub(crate) struct Call<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) problem: &'a Problem,
     pub(crate) plan: &'a Plan,
-    pub(crate) exchange: &'a Pattern,
+    pub(crate) pattern: &'a Pattern,
     pub(crate) shards: Shards,
 }
 

@@ -161,7 +161,7 @@ pub struct Plan {
     /// Rows of a chunk; by default a whole shard up to 32 MiB.
     pub chunk_rows: Option<usize>,
     /// Who sends to whom; by default as fits the machine.
-    pub exchange: Option<Pattern>,
+    pub pattern: Option<Pattern>,
     /// How.
     pub style: Style,
     /// Whether to keep what happens when.
@@ -171,6 +171,6 @@ pub struct Plan {
 impl Plan {
     /// A path, with all else as it is by default.
     pub fn new(path: Path) -> Self {
-        Self { path, chunk_rows: None, exchange: None, style: Style::FLUX, timeline: false }
+        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, timeline: false }
     }
 }

@@ -14,7 +14,7 @@ impl Call<'_> {
         }
         let first = self.reduce_scatter()?;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::AllGather, self.exchange, |shard| chunks.count(shard))?;
+        let schedule = Schedule::new(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
         let moved =
             run(self.machine, &schedule, self.costs(), &self.chunk_bytes(&chunks), first.total_us, &[]);
         // Each rank then copies what has come to where it is wanted; the last shard after it has come.
@@ -44,7 +44,7 @@ impl Call<'_> {
         let gpus = self.machine.gpus();
         let bytes = (self.problem.m * self.problem.row_bytes()) as f64;
         let multiplied = self.prologue_us() + fastest_us(gpu, self.problem, self.problem.m);
-        let schedule = Schedule::new(Collective::AllGather, self.exchange, |_| 1)?;
+        let schedule = Schedule::new(Collective::AllGather, self.pattern, |_| 1)?;
         let moved = run(self.machine, &schedule, self.costs(), &|_, _| bytes, multiplied, &[]);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);

@@ -125,8 +125,8 @@ fn what_makes_no_sense_is_refused() {
     let rows = Problem { m: Problem::MOST, n: 1, k: 1, ..problem };
     let nodes = Machine::preset("2xh200", 2).unwrap();
     assert!(matches!(simulate(&nodes, &rows, &many), Err(Error::TooLarge { .. })));
-    let exchange = Some(flux_swizzle::Pattern::ring(3));
-    let other = Plan { exchange, ..Plan::new(Path::Fused) };
+    let pattern = Some(flux_swizzle::Pattern::ring(3));
+    let other = Plan { pattern, ..Plan::new(Path::Fused) };
     assert!(matches!(simulate(&machine, &problem, &other), Err(Error::OtherRanks { ranks: 3, gpus: 2 })));
 }
 

@@ -15,7 +15,7 @@ mod taper;
 
 pub use chunk::Chunks;
 pub use order::{RowTile, Tile, TileOrder, TileShape};
-pub use pattern::Pattern;
+pub use pattern::{MOST_RANKS, Pattern};
 pub use peers::{arrival_order, push_order};
 pub use schedule::{Collective, Schedule, Transfer};
 pub use shard::Shards;
@@ -39,6 +39,16 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// More ranks than a schedule can number.
+    TooManyRanks {
+        /// The most that there may be.
+        max: usize,
+    },
+    /// More chunks, times ranks that each comes to, than a schedule has room for.
+    TooManyTransfers {
+        /// The most that there may be.
+        max: usize,
+    },
     /// A tile or a chunk of zero rows or columns.
     ZeroExtent {
         /// Which extent was zero.
@@ -58,6 +68,10 @@ impl core::fmt::Display for Error {
                 )
             }
             Error::RankTwice { rank } => write!(f, "rank {rank} is named twice; name each rank once"),
+            Error::TooManyRanks { max } => write!(f, "there are more than {max} ranks; use fewer"),
+            Error::TooManyTransfers { max } => {
+                write!(f, "the schedule has more than {max} transfers; use fewer ranks, or larger chunks")
+            }
             Error::ZeroExtent { what } => write!(f, "{what} is 0; it must be at least 1"),
         }
     }

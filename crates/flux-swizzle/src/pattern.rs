@@ -3,11 +3,17 @@
 use crate::Error;
 use alloc::{vec, vec::Vec};
 
+/// The most ranks that a pattern may have.
+pub const MOST_RANKS: usize = 1 << 16;
+
 /// How ranks that exchange shards are connected, and therefore which of them send to which.
 ///
 /// In-node NVLink or NVSwitch is a [`Mesh`](Pattern::Mesh); PCIe is a [`Ring`](Pattern::Ring) of one group, or of one group
 /// for each NUMA node. Where the way out of a group is narrower than what is within, be it between NVLink islands or between
 /// machines, it is [`Nested`](Pattern::Nested).
+///
+/// Patterns of more than [`MOST_RANKS`] can be asked for, but are refused where they are used ([`Pattern::world_size`],
+/// [`Schedule::new`](crate::Schedule::new)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Each rank sends its chunks to all others, one after the other, beginning next to itself.
@@ -22,12 +28,12 @@ pub enum Pattern {
 impl Pattern {
     /// `world_size` ranks, all connected to all.
     pub fn full_mesh(world_size: usize) -> Self {
-        Pattern::Mesh((0..world_size).collect())
+        Pattern::Mesh((0..too_many_at_most(world_size)).collect())
     }
 
     /// `world_size` ranks in one ring.
     pub fn ring(world_size: usize) -> Self {
-        Pattern::Ring(vec![(0..world_size).collect()])
+        Pattern::Ring(vec![(0..too_many_at_most(world_size)).collect()])
     }
 
     /// Rings within NUMA nodes of these sizes, each followed by the next.
@@ -43,6 +49,8 @@ impl Pattern {
     /// `nodes` machines that are each like `node`, whose ranks are 0, 1, … .
     pub fn nodes(nodes: usize, node: &Pattern) -> Self {
         let size = node.ranks().len();
+        // As many nodes as make too many ranks.
+        let nodes = nodes.min(MOST_RANKS / size.max(1) + 1);
         match nodes {
             1 => node.clone(),
             _ => Pattern::Nested((0..nodes).map(|index| node.shifted(index.saturating_mul(size))).collect()),
@@ -62,6 +70,9 @@ impl Pattern {
     pub fn world_size(&self) -> Result<usize, Error> {
         let ranks = self.ranks();
         let world_size = ranks.len();
+        if world_size > MOST_RANKS {
+            return Err(Error::TooManyRanks { max: MOST_RANKS });
+        }
         let mut seen = vec![false; world_size];
         for rank in ranks {
             match seen.get_mut(rank) {
@@ -143,10 +154,15 @@ impl Pattern {
     }
 }
 
+/// So many ranks, or enough to be refused: nobody stores more.
+fn too_many_at_most(ranks: usize) -> usize {
+    ranks.min(MOST_RANKS + 1)
+}
+
 fn groups(sizes: &[usize], first: usize) -> Vec<Vec<usize>> {
     let begins = sizes.iter().scan(first, |next, &size| {
         let begin = *next;
-        *next = begin.saturating_add(size);
+        *next = too_many_at_most(begin.saturating_add(size));
         Some(begin..*next)
     });
     begins.map(Iterator::collect).collect()

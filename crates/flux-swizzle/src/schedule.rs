@@ -41,6 +41,9 @@ pub struct Transfer {
     pub phase: usize,
 }
 
+/// The most transfers that a schedule may have: of about 5,800 ranks with a chunk each.
+const MOST_TRANSFERS: usize = 1 << 25;
+
 /// All transfers of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -66,6 +69,11 @@ impl Schedule {
         chunks: impl Fn(usize) -> usize,
     ) -> Result<Self, Error> {
         let world_size = pattern.world_size()?;
+        // Each chunk comes to each other rank once.
+        let all_chunks = (0..world_size).fold(0, |sum: usize, shard| sum.saturating_add(chunks(shard)));
+        if all_chunks.saturating_mul((world_size - 1).max(1)) > MOST_TRANSFERS {
+            return Err(Error::TooManyTransfers { max: MOST_TRANSFERS });
+        }
         let mirrored = collective == Collective::ReduceScatter;
         let mut transfers = spread(&pattern.tidied(mirrored), world_size, &chunks);
         if mirrored {

@@ -1,32 +1,34 @@
 //! What is true of every schedule, whatever connects the ranks.
 
-use flux_swizzle::{Collective, Pattern, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order};
+use flux_swizzle::{
+    Collective, Error, MOST_RANKS, Pattern, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const BOTH: [Collective; 2] = [Collective::AllGather, Collective::ReduceScatter];
 
 /// Every chunk reaches every rank once (or every rank's part is summed once), after all that it waits for.
-fn check(exchange: &Pattern, chunks: &dyn Fn(usize) -> usize) {
-    let world_size = exchange.world_size().unwrap();
+fn check(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
+    let world_size = pattern.world_size().unwrap();
     for collective in BOTH {
-        let schedule = Schedule::new(collective, exchange, chunks).unwrap();
+        let schedule = Schedule::new(collective, pattern, chunks).unwrap();
         assert_eq!(schedule.world_size(), world_size);
         let transfers = schedule.transfers();
         let expected: usize = (0..world_size).map(|shard| chunks(shard) * (world_size - 1)).sum();
-        assert_eq!(transfers.len(), expected, "{exchange:?}");
+        assert_eq!(transfers.len(), expected, "{pattern:?}");
         let mut once = BTreeSet::new();
         for transfer in transfers {
             let &Transfer { step, source, destination, shard, chunk, arrivals, after, .. } = transfer;
-            assert!(source != destination && chunk < chunks(shard), "{transfer:?} of {exchange:?}");
+            assert!(source != destination && chunk < chunks(shard), "{transfer:?} of {pattern:?}");
             let (gone, moved) = match collective {
                 Collective::AllGather => (destination, source),
                 Collective::ReduceScatter => (source, destination),
             };
-            assert!(gone != shard && once.insert((gone, shard, chunk)), "{transfer:?} of {exchange:?}");
+            assert!(gone != shard && once.insert((gone, shard, chunk)), "{transfer:?} of {pattern:?}");
             let before: Vec<_> = schedule.waits_for(transfer).collect();
-            assert_eq!(before.len(), arrivals, "{transfer:?} of {exchange:?}");
-            assert!(before.iter().all(|before| before.step < step), "{transfer:?} of {exchange:?}");
+            assert_eq!(before.len(), arrivals, "{transfer:?} of {pattern:?}");
+            assert!(before.iter().all(|before| before.step < step), "{transfer:?} of {pattern:?}");
             match collective {
                 Collective::AllGather => assert_eq!(arrivals, usize::from(moved != shard)),
                 Collective::ReduceScatter => assert_eq!(schedule.sums(transfer), arrivals > 0),
@@ -46,23 +48,23 @@ fn check(exchange: &Pattern, chunks: &dyn Fn(usize) -> usize) {
             let all = |(&(rank, shard, _), &count): (&(usize, usize, usize), &usize)| {
                 rank == shard && count == world_size - 1
             };
-            assert!(parts.iter().all(all), "{exchange:?}");
+            assert!(parts.iter().all(all), "{pattern:?}");
         }
         // Over a link, a shard's chunks go in order.
         for transfer in transfers {
             let after = transfer.after.map(|after| &transfers[after]);
             let same = after
                 .filter(|after| (after.shard, after.destination) == (transfer.shard, transfer.destination));
-            assert!(same.is_none_or(|after| after.chunk < transfer.chunk), "{transfer:?} of {exchange:?}");
+            assert!(same.is_none_or(|after| after.chunk < transfer.chunk), "{transfer:?} of {pattern:?}");
         }
-        check_boundaries(exchange, &schedule, chunks);
+        check_boundaries(pattern, &schedule, chunks);
         check_orders(&schedule);
     }
 }
 
 /// Over the boundary of a NUMA node, an island or a machine each chunk goes once inwards (of a sum: outwards), and never back.
-fn check_boundaries(exchange: &Pattern, schedule: &Schedule, chunks: &dyn Fn(usize) -> usize) {
-    for enclosure in exchange.enclosures() {
+fn check_boundaries(pattern: &Pattern, schedule: &Schedule, chunks: &dyn Fn(usize) -> usize) {
+    for enclosure in pattern.enclosures() {
         let inside: BTreeSet<_> = enclosure.into_iter().collect();
         let mut crossed: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for transfer in schedule.transfers() {
@@ -71,13 +73,13 @@ fn check_boundaries(exchange: &Pattern, schedule: &Schedule, chunks: &dyn Fn(usi
                 Collective::ReduceScatter => (transfer.destination, transfer.source),
             };
             if !inside.contains(&from) && inside.contains(&to) {
-                assert!(!inside.contains(&transfer.shard), "{transfer:?} of {exchange:?}");
+                assert!(!inside.contains(&transfer.shard), "{transfer:?} of {pattern:?}");
                 *crossed.entry((transfer.shard, transfer.chunk)).or_default() += 1;
             }
         }
         let outside = (0..schedule.world_size()).filter(|rank| !inside.contains(rank));
-        assert_eq!(crossed.len(), outside.map(chunks).sum::<usize>(), "{exchange:?}");
-        assert!(crossed.values().all(|&times| times == 1), "{exchange:?}");
+        assert_eq!(crossed.len(), outside.map(chunks).sum::<usize>(), "{pattern:?}");
+        assert!(crossed.values().all(|&times| times == 1), "{pattern:?}");
     }
 }
 
@@ -164,7 +166,7 @@ fn every_class_up_to_sixteen_ranks() {
     }
 }
 
-fn exchanges() -> impl Strategy<Value = Pattern> {
+fn patterns() -> impl Strategy<Value = Pattern> {
     let simple = prop_oneof![
         (1usize..6).prop_map(Pattern::full_mesh),
         prop::collection::vec(0usize..4, 1..4).prop_map(|sizes| Pattern::two_level(&sizes)),
@@ -184,9 +186,9 @@ fn exchanges() -> impl Strategy<Value = Pattern> {
     })
 }
 
-fn renamed(exchange: &Pattern, ranks: &mut Vec<usize>) -> Pattern {
+fn renamed(pattern: &Pattern, ranks: &mut Vec<usize>) -> Pattern {
     let mut anew = |old: &Vec<usize>| old.iter().filter_map(|_| ranks.pop()).collect();
-    match exchange {
+    match pattern {
         Pattern::Mesh(old) => Pattern::Mesh(anew(old)),
         Pattern::Ring(groups) => Pattern::Ring(groups.iter().map(anew).collect()),
         Pattern::Nested(parts) => Pattern::Nested(parts.iter().map(|part| renamed(part, ranks)).collect()),
@@ -197,10 +199,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
     fn any_nesting_of_any_ranks_with_any_chunks(
-        exchange in exchanges(), chunks in prop::collection::vec(0usize..4, 48),
+        pattern in patterns(), chunks in prop::collection::vec(0usize..4, 48),
     ) {
-        prop_assume!(exchange.world_size().is_ok());
-        check(&exchange, &|shard| chunks[shard]);
+        prop_assume!(pattern.world_size().is_ok());
+        check(&pattern, &|shard| chunks[shard]);
     }
 }
 
@@ -289,11 +291,31 @@ fn machines() {
 #[test]
 fn bad_ranks_are_refused() {
     use flux_swizzle::Error;
-    let new = |exchange| Schedule::new(Collective::AllGather, &exchange, |_| 1).unwrap_err();
+    let new = |pattern| Schedule::new(Collective::AllGather, &pattern, |_| 1).unwrap_err();
     assert_eq!(new(Pattern::Mesh(vec![])), Error::NoRanks);
     assert_eq!(new(Pattern::Mesh(vec![0, 2])), Error::RankOutOfRange { rank: 2, world_size: 2 });
     assert_eq!(new(Pattern::Ring(vec![vec![0, 1], vec![1]])), Error::RankTwice { rank: 1 });
     let one = Schedule::new(Collective::ReduceScatter, &Pattern::ring(1), |_| 1).unwrap();
     assert!(one.transfers().is_empty() && one.shard_order(0) == [0] && one.sends(7).is_empty());
     assert!(one.arrivals(usize::MAX).is_empty() && one.sends(usize::MAX).is_empty());
+}
+
+/// Absurd sizes are errors, whatever they are the size of, and take no memory to speak of.
+#[test]
+fn what_is_too_large_is_refused() {
+    for huge in [MOST_RANKS + 1, 1 << 40, usize::MAX] {
+        for pattern in [
+            Pattern::full_mesh(huge),
+            Pattern::ring(huge),
+            Pattern::two_level(&[huge, huge]),
+            Pattern::islands(&[3, huge]),
+            Pattern::nodes(huge, &Pattern::full_mesh(8)),
+        ] {
+            let refused = Schedule::new(Collective::AllGather, &pattern, |_| 1);
+            assert_eq!(refused.unwrap_err(), Error::TooManyRanks { max: MOST_RANKS });
+        }
+        let refused = Schedule::new(Collective::ReduceScatter, &Pattern::ring(2), |_| huge << 12 | huge);
+        assert!(matches!(refused, Err(Error::TooManyTransfers { .. })), "{huge}");
+    }
+    assert_eq!(Pattern::nodes(usize::MAX, &Pattern::full_mesh(0)).world_size(), Err(Error::NoRanks));
 }

@@ -61,7 +61,7 @@ pub(crate) fn style(op: Op, kind: Kind) -> Style {
 
 /// Who sends to whom, where that is not the machine's way: on PCIe a ReduceScatter sums within each NUMA node first, for the other
 /// one, and each rank sends one sum across.
-pub(crate) fn exchange(op: Op, kind: Kind) -> Option<Pattern> {
+pub(crate) fn pattern(op: Op, kind: Kind) -> Option<Pattern> {
     let numa_node = |ranks: std::ops::Range<usize>| Pattern::Ring(vec![ranks.collect()]);
     match (op, kind) {
         (Op::AgGemm, _) => None,
@@ -77,10 +77,10 @@ pub(crate) fn gpt3(op: Op, m: usize, world_size: usize, kind: Kind) -> (Problem,
         Op::AgGemm => (49152 / world_size, 12288),
         _ => (12288, 49152 / world_size),
     };
-    let exchange = exchange(op, kind).filter(|_| world_size == 8);
+    let pattern = pattern(op, kind).filter(|_| world_size == 8);
     // There a shard is sent when all of it is computed.
     let by_shard = matches!(kind, Kind::Pcie | Kind::PcieCopies) && op != Op::AgGemm;
     let chunk_rows = by_shard.then_some(m / world_size);
-    let plan = Plan { style: style(op, kind), exchange, chunk_rows, ..Plan::new(Path::Fused) };
+    let plan = Plan { style: style(op, kind), pattern, chunk_rows, ..Plan::new(Path::Fused) };
     (Problem { op, m, n, k, element_bytes: 2 }, plan)
 }
