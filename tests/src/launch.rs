@@ -34,9 +34,9 @@ fn free_port() -> u16 {
 /// How a process ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Whether with success.
+    /// Whether with success: it has run the one test, which has passed.
     pub success: bool,
-    /// What it wrote to standard error.
+    /// What it wrote.
     pub errors: String,
     /// How long after the question it ended.
     pub after: Duration,
@@ -57,7 +57,7 @@ impl Processes {
         let start = |rank: usize| {
             Command::new("sh")
                 .arg("-c")
-                .arg(format!("{} exec \"$0\" \"$@\"", before(rank)))
+                .arg(format!("{} exec \"$0\" \"$@\" >&2", before(rank)))
                 .arg(&program)
                 .args(["--exact", test, "--ignored", "--nocapture", "--test-threads", "1"])
                 .env(PART, part)
@@ -106,7 +106,10 @@ impl Processes {
                         std::thread::sleep(Duration::from_millis(5));
                     };
                     let after = begin.elapsed();
-                    Ended { success: status.success(), errors: read.join().unwrap(), after }
+                    let errors = read.join().unwrap();
+                    // Under a name that is no test's, none fails either.
+                    let success = status.success() && errors.contains("test result: ok. 1 passed");
+                    Ended { success, errors, after }
                 })
             })
             .collect();
@@ -150,6 +153,17 @@ fn forever(group: &Group, op: &impl Operation) -> ! {
             std::process::exit(3);
         }
     }
+}
+
+/// Starts `world_size` processes that run `test` when they are told `part`, each of which begins with `before`, a line of shell:
+/// all must pass, and leave nothing behind.
+pub fn check_passed(before: &'static str, world_size: usize, test: &str, part: &str) {
+    let folder = TempDir::new().unwrap();
+    let processes = Processes::start(world_size, test, part, folder.path(), |_| before);
+    for (rank, Ended { success, errors, after }) in processes.wait(LIMIT).into_iter().enumerate() {
+        assert!(success, "{before} {part}: rank {rank} of {world_size}, after {after:?}: {errors}");
+    }
+    assert_eq!(names_in(folder.path()), [""; 0], "{before} {part}: {world_size} ranks");
 }
 
 /// Starts `world_size` processes that [`call_forever`] when they are told `part`, and kills `killed`: the others must end within

@@ -2,7 +2,7 @@
 //! each rank with torchrun's variables. Between nodes there are only sockets.
 
 use flux::{BackendChoice, Group, GroupConfig};
-use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed_after, names_in};
+use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed_after, check_passed};
 use flux_tests::table::{Case, check_bf16};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -30,23 +30,14 @@ fn rank() {
     }
 }
 
-fn check_table(world_size: usize, before: &'static str) {
-    let folder = TempDir::new().unwrap();
-    let processes = Processes::start(world_size, "rank", "table", folder.path(), |_| before);
-    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
-        assert!(ended.success, "rank {rank} of {world_size}, {before}: {}", ended.errors);
-    }
-    assert_eq!(names_in(folder.path()), [""; 0], "{world_size} ranks");
-}
-
 /// Nodes of the same size and of different ones, and only sockets.
 #[test]
 fn every_way_is_right() {
-    check_table(4, "export FLUX_FAKE_NODES=2;");
-    check_table(6, "export FLUX_FAKE_NODES=2;");
-    check_table(5, "export FLUX_FAKE_NODES=2;");
-    check_table(3, "export FLUX_TRANSPORT=sockets;");
-    check_table(1, "export FLUX_TRANSPORT=sockets;");
+    check_passed("export FLUX_FAKE_NODES=2;", 4, "rank", "table");
+    check_passed("export FLUX_FAKE_NODES=2;", 6, "rank", "table");
+    check_passed("export FLUX_FAKE_NODES=2;", 5, "rank", "table");
+    check_passed("export FLUX_TRANSPORT=sockets;", 3, "rank", "table");
+    check_passed("export FLUX_TRANSPORT=sockets;", 1, "rank", "table");
 }
 
 /// When a process is killed, those of its node and of the other one end at once and name it, whichever it is.

@@ -2,7 +2,7 @@
 //! variables.
 
 use flux::{AgGemm, BackendChoice, DType, Group, GroupConfig, OpSpec};
-use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, names_in};
+use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, check_passed, names_in};
 use flux_tests::table::{CASES, Case, EDGES, check_bf16};
 use std::path::Path;
 use std::time::Duration;
@@ -52,12 +52,7 @@ const fn case(m: usize, n: usize, k: usize, world_size: usize) -> Case {
 #[test]
 fn every_way_is_right() {
     for world_size in [1, 2, 3, 4, 8] {
-        let folder = TempDir::new().unwrap();
-        let processes = Processes::start(world_size, "rank", "table", folder.path(), |_| "");
-        for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
-            assert!(ended.success, "rank {rank} of {world_size}: {}", ended.errors);
-        }
-        assert_eq!(names_in(folder.path()), [""; 0], "{world_size} ranks");
+        check_passed("", world_size, "rank", "table");
     }
 }
 

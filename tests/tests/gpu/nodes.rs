@@ -7,12 +7,11 @@ use flux::{
     Transport, Whole,
 };
 use flux_tests::data::{Fill, matrix};
-use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed_after, names_in};
+use flux_tests::launch::{PART, call_forever, check_killed_after, check_passed};
 use flux_tests::table::{Case, check_bf16};
 use half::bf16;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
-use tempfile::TempDir;
 
 const THIS: &str = "nodes::rank";
 
@@ -110,16 +109,7 @@ fn bits(group: &Group) -> Vec<Vec<u16>> {
 }
 
 fn check(world_size: usize, part: &str) {
-    let folder = TempDir::new().unwrap();
-    let processes = Processes::start(world_size, THIS, part, folder.path(), |_| SHARE_GPUS);
-    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
-        assert!(
-            ended.success,
-            "{part}, rank {rank} of {world_size}, after {:?}: {}",
-            ended.after, ended.errors
-        );
-    }
-    assert_eq!(names_in(folder.path()), [""; 0]);
+    check_passed(SHARE_GPUS, world_size, THIS, part);
 }
 
 #[test]

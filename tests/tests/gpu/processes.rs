@@ -2,10 +2,9 @@
 //! ranks, processes take turns on them.
 
 use flux::{BackendChoice, Group, GroupConfig, Placement, Sharing};
-use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, names_in};
+use flux_tests::launch::{PART, call_forever, check_killed, check_passed};
 use flux_tests::table::{Case, check_bf16};
 use std::time::Duration;
-use tempfile::TempDir;
 
 const THIS: &str = "processes::rank";
 
@@ -38,16 +37,7 @@ fn rank() {
 }
 
 fn check_table(world_size: usize, how: &str) {
-    let folder = TempDir::new().unwrap();
-    let processes = Processes::start(world_size, THIS, &format!("{how} table"), folder.path(), |_| "");
-    for (rank, ended) in processes.wait(LIMIT).into_iter().enumerate() {
-        assert!(
-            ended.success,
-            "{how}, rank {rank} of {world_size}, after {:?}: {}",
-            ended.after, ended.errors
-        );
-    }
-    assert_eq!(names_in(folder.path()), [""; 0]);
+    check_passed("", world_size, THIS, &format!("{how} table"));
 }
 
 #[test]
