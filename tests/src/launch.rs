@@ -17,6 +17,9 @@ pub const PART: &str = "FLUX_TEST_PART";
 /// What processes may take, at most, on a machine that is busy with other things.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
+/// How long those may go on of whose group one has ended before it had begun.
+const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+
 /// The processes of a group.
 pub struct Processes {
     ranks: Vec<Child>,
@@ -80,6 +83,11 @@ impl Processes {
     /// Ends `rank`'s process as `kill -9` does.
     pub fn kill(&mut self, rank: usize) {
         self.ranks[rank].kill().unwrap();
+    }
+
+    /// Whether one of them has ended.
+    fn any_ended(&mut self) -> bool {
+        self.ranks.iter_mut().any(|child| child.try_wait().unwrap().is_some())
     }
 
     /// Waits for all processes, which are killed if they take longer than `limit`; how each ended, in rank order.
@@ -186,7 +194,9 @@ pub fn check_killed_after(
     let begin = Instant::now();
     let called = |rank: usize| folder.path().join(format!("called-{rank}"));
     while !(0..world_size).all(|rank| called(rank).exists()) {
-        assert!(begin.elapsed() < LIMIT, "{part}: the ranks do not begin");
+        if processes.any_ended() || begin.elapsed() > LIMIT {
+            panic!("{part}: the ranks do not begin: {:?}", processes.wait(BEGIN_LIMIT));
+        }
         std::thread::sleep(Duration::from_millis(10));
     }
     processes.kill(killed);

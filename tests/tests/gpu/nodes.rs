@@ -42,8 +42,8 @@ fn rank() {
         "table" => {
             let world_size = group.world_size();
             // Processes that share a GPU take turns on it in every step of an exchange: few chunks, and fewer cases for more ranks.
-            let cases = [(600, 384, 512), (3, 64, 64), (40, 96, 20)];
-            for (m, n, k) in cases.into_iter().take(if world_size > 2 { 1 } else { 3 }) {
+            let cases = [(64, 1000, 1000), (600, 384, 512), (3, 64, 64), (7, 8, 8), (40, 96, 20)];
+            for (m, n, k) in cases.into_iter().take(if world_size > 2 { 2 } else { cases.len() }) {
                 check_bf16(Case { m, n, k, world_size }, &|_| group.clone());
             }
         }

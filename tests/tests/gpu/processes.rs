@@ -3,7 +3,7 @@
 
 use flux::{BackendChoice, Group, GroupConfig, Placement, Sharing};
 use flux_tests::launch::{PART, call_forever, check_killed, check_passed};
-use flux_tests::table::{Case, check_bf16};
+use flux_tests::table::{CASES, Case, check_bf16};
 use std::time::Duration;
 
 const THIS: &str = "processes::rank";
@@ -25,11 +25,8 @@ fn rank() {
     let group = Group::from_env_with(config).unwrap();
     match what {
         "table" => {
-            let world_size = group.world_size();
-            // Each further process takes a turn in every exchange: fewer cases for more.
-            let cases = [(257, 384, 512), (3, 64, 64), (130, 96, 20)];
-            for (m, n, k) in cases.into_iter().take(if world_size > 2 { 1 } else { 3 }) {
-                check_bf16(Case { m, n, k, world_size }, &|_| group.clone());
+            for case in CASES {
+                check_bf16(Case { world_size: group.world_size(), ..case }, &|_| group.clone());
             }
         }
         op => call_forever(&group, op),

@@ -175,7 +175,7 @@ impl Report {
             ranks => format!("{ranks} ranks"),
         };
         let devices = match &self.machine.gpu {
-            Some(gpu) => format!("{} x {gpu}", self.machine.devices.len()),
+            Some(gpu) => format!("{} x {gpu}", self.group.devices()),
             None => self.machine.devices.join(", "),
         };
         format!("{}, {}, {ranks} on {devices}", self.op.name(), self.dtype)
