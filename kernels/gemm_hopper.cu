@@ -132,7 +132,7 @@ DEVICE void load_boxes(bool two, bool shared, u32 to, u32 box_rows, const Tensor
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
   const bool may_be_two_a = C::kTileM > 128 || C::kPairs;
-  u32 open_begin = 0, open_end = 0;  // the gate that was opened last: signals do not fall
+  u32 open_begin = 0, open_end = 0, awaited = ~0u;  // the gate that was opened last, and the slots': signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
     const u32 entry = entry_of(p, unit.tile);
@@ -169,10 +169,14 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
     __syncwarp();
     if (is_folded(p.gemm, tile)) {
       if (lane == 0) trace(p, index, kTraceGateBegin);
-      await_slots(p.gemm, tile, entry, lane);
+      const u32 signal = tile.signal;
+      if (signal != awaited) {
+        await_slots(p.gemm, tile, entry, lane);
+        awaited = signal;
+        if (lane == 0) fence_global_to_copies();
+      }
       if (lane == 0) {
         trace(p, index, kTraceGateEnd);
-        fence_global_to_copies();
         load_slots(p, tile, (entry & 0xffff) * tile_columns(p), half ? 1 : C::kBlocksM, shared, ring);
       }
       __syncwarp();
