@@ -200,7 +200,10 @@ impl Group {
             Some(fault) => {
                 let names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
                 Err(Error::WaitExpired {
-                    op: names.get(fault.op as usize).cloned().unwrap_or_default(),
+                    op: names
+                        .get(fault.op as usize)
+                        .map_or("an exchange of ranks", String::as_str)
+                        .to_owned(),
                     rank: fault.rank as usize,
                     peer: fault.peer as usize,
                     tile: (fault.tile != WaitSite::NO_TILE)

@@ -19,12 +19,17 @@ const THIS: &str = "nodes::rank";
 const SHARE_GPUS: &str = "export NCCL_MULTI_RANK_GPU_ENABLE=1;";
 
 /// How long a wait may last where a rank is lost: much longer than its loss may go unnoticed.
-const BUDGET: Duration = Duration::from_secs(120);
+pub(crate) const BUDGET: Duration = Duration::from_secs(120);
 
 /// What the processes run: the part that they are told, `TRANSPORT NODES WHAT`.
 #[test]
 #[ignore = "the other tests run it as the ranks of a group"]
 fn rank() {
+    run_part();
+}
+
+/// Runs the part that this process is told.
+pub(crate) fn run_part() {
     let part = std::env::var(PART).unwrap();
     let words: Vec<_> = part.split(' ').collect();
     let [transport, nodes, what] = words[..] else { panic!("{part}") };
