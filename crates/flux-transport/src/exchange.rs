@@ -19,7 +19,7 @@
 //! ([`crate::PutExchange`]): so all that is said here holds there too.
 
 use crate::trace::Moved;
-use crate::{Result, TransferLog};
+use crate::{Put, Result, TransferLog};
 use flux_memory::{Address, Device, Event, FaultLog, Stream};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -57,9 +57,9 @@ pub trait Exchange: Debug + Send + Sync {
         receives: &[Message],
     ) -> Result<()>;
 
-    /// Whether only symmetric memory can be sent from.
-    fn sends_symmetric_only(&self) -> bool {
-        false
+    /// What it puts by, if it does: then only symmetric memory can be sent from.
+    fn put(&self) -> Option<&Arc<dyn Put>> {
+        None
     }
 
     /// Enqueues, as one operation that is made for it: every rank's `bytes` bytes at `own`, one behind the other in rank order, at

@@ -150,7 +150,7 @@ impl AllGather {
     /// Whether `rank`'s own rows have to be among its gathered ones, to be sent from there.
     pub(crate) fn keeps_own(&self, rank: usize) -> bool {
         let exchange = self.ranks[rank].link.exchange.as_ref();
-        exchange.is_some_and(|exchange| exchange.with.sends_symmetric_only())
+        exchange.is_some_and(|exchange| exchange.with.put().is_some())
     }
 
     /// Pushes the shard of `source`, which has come to `rank` from another node, to the others of `rank`'s node.

@@ -134,7 +134,7 @@ impl Exchange for PutExchange {
         Ok(stream.record(last)?)
     }
 
-    fn sends_symmetric_only(&self) -> bool {
-        true
+    fn put(&self) -> Option<&Arc<dyn Put>> {
+        Some(&self.put)
     }
 }

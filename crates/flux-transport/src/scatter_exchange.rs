@@ -89,6 +89,10 @@ impl Scatter {
         let (Some(exchange), (to, from)) = (&link.exchange, self.exchanged_in(rank, step)) else {
             return Ok(());
         };
+        if let Some(puts) = &self.puts {
+            // SAFETY: the caller's promise.
+            return from.map_or(Ok(()), |from| unsafe { self.await_puts(puts, (rank, from), epoch, shards) });
+        }
         // Which chunks are finer depends on whose tiles they are.
         let own = relay.chunks(rank, shards)?;
         let theirs = relay.chunks(from.unwrap_or(rank), shards)?;

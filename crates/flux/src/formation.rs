@@ -4,7 +4,7 @@ use crate::transport::{self, Membership};
 use crate::{BackendChoice, Error, GroupConfig, Result};
 use flux_launch::{Launcher, SMS_FOR_COPIES};
 use flux_memory::{Backend, Bootstrap, Device, FaultLog, PeerWatch, Peers, PerRank, Reach, SymmetricSpace};
-use flux_transport::{Members, SMS_FOR_NCCL};
+use flux_transport::{Members, Nvshmem, SMS_FOR_NCCL};
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -23,6 +23,12 @@ pub(crate) struct Formed {
     pub(crate) gpus: usize,
     /// Last: whatever else is dropped may be NVSHMEM's.
     nvshmem: Option<Membership>,
+}
+
+impl Formed {
+    pub(crate) fn nvshmem(&self) -> Option<&Arc<Nvshmem>> {
+        self.nvshmem.as_ref().map(|membership| &membership.nvshmem)
+    }
 }
 
 impl Drop for Formed {

@@ -30,20 +30,14 @@ fn rank() {
 
 /// Runs the part that this process is told.
 pub(crate) fn run_part() {
-    let part = std::env::var(PART).unwrap();
-    let words: Vec<_> = part.split(' ').collect();
-    let [transport, nodes, what] = words[..] else { panic!("{part}") };
-    let mut config = GroupConfig::default();
-    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
-    config.transport = transport.parse().unwrap();
-    config.fake_nodes = nodes.parse().ok().and_then(NonZeroUsize::new);
-    match what {
+    let (mut config, what) = told();
+    match what.as_str() {
         "late" => config.wait_budget = Duration::from_secs(2),
         "bits" => return same_bits(&config),
         _ => {}
     }
     let group = Group::from_env_with(config).unwrap();
-    match what {
+    match what.as_str() {
         "table" => {
             let world_size = group.world_size();
             // Processes that share a GPU take turns on it in every step of an exchange: few chunks, and fewer cases for more ranks.
@@ -55,6 +49,18 @@ pub(crate) fn run_part() {
         "late" => late(&group),
         op => call_forever(&group, op),
     }
+}
+
+/// How the part's group is formed, and what it does.
+pub(crate) fn told() -> (GroupConfig, String) {
+    let part = std::env::var(PART).unwrap();
+    let words: Vec<_> = part.split(' ').collect();
+    let [transport, nodes, what] = words[..] else { panic!("{part}") };
+    let mut config = GroupConfig::default();
+    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
+    config.transport = transport.parse().unwrap();
+    config.fake_nodes = nodes.parse().ok().and_then(NonZeroUsize::new);
+    (config, what.to_owned())
 }
 
 /// A rank that makes no call is an error of the other within the budget.

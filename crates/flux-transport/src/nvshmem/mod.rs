@@ -85,12 +85,13 @@ impl Nvshmem {
     /// Makes this process, whose rank runs on `device`, the PE of its rank among `peers`. Collective: it fails on all ranks if it
     /// fails on one. If NVSHMEM runs in this process already, its PEs must be the ranks; it is then not ended either.
     pub fn join(peers: &Peers, device: &Device) -> Result<Self> {
-        let own = match device {
-            Device::Cuda(gpu) => Library::load().map(|nvshmem| (nvshmem, gpu)).map_err(|error| {
-                failed("ranks that are to put into each other's memory need NVSHMEM", error.to_string())
-            }),
-            Device::Host => Err(MemoryError::BackendMismatch { what: "NVSHMEM" }.into()),
+        let missing = |error: nvshmem_sys::LoadError| {
+            failed("ranks that are to put into each other's memory need NVSHMEM", error.to_string())
         };
+        let no_gpu = || MemoryError::BackendMismatch { what: "NVSHMEM" }.into();
+        let own = Library::load()
+            .map_err(missing)
+            .and_then(|nvshmem| device.as_cuda().map(|gpu| (nvshmem, gpu)).ok_or_else(no_gpu));
         let said = own.as_ref().map(|(nvshmem, _)| introduce(nvshmem).into_bytes()).map_err(told);
         let all = peers.exchange("say which NVSHMEM they have", said)?;
         let (nvshmem, gpu) = own?;
@@ -219,6 +220,28 @@ impl Nvshmem {
         pe.in_turn("end NVSHMEM", |nvshmem| unsafe { (nvshmem.nvshmemx_hostlib_finalize)() })
     }
 
+    /// What a kernel calls to raise a signal to a value.
+    pub const SIGNAL_SET: u32 = nvshmemx_signal_op_t::NVSHMEM_SIGNAL_SET.0;
+
+    /// Prepares a module that has NVSHMEM's device code, of the same version as the library.
+    ///
+    /// # Safety
+    /// `module` is a loaded `CUmodule` of this rank's GPU.
+    pub unsafe fn init_module(&self, module: *mut c_void) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.0.call("prepare a module", |nvshmem| unsafe { (nvshmem.nvshmemx_cumodule_init)(module.cast()) })
+    }
+
+    /// Says that the module is about to be unloaded.
+    ///
+    /// # Safety
+    /// It was [prepared](Nvshmem::init_module), and none of its kernels runs.
+    pub unsafe fn finalize_module(&self, module: *mut c_void) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.0
+            .call("leave a module", |nvshmem| unsafe { (nvshmem.nvshmemx_cumodule_finalize)(module.cast()) })
+    }
+
     /// NVSHMEM's device code, which lies beside the library.
     pub fn device_code(&self) -> Result<PathBuf> {
         let path = self.0.nvshmem.device_code(DeviceCode::Archive);
@@ -246,31 +269,46 @@ impl Pe {
         let Stream::Cuda(stream) = stream else {
             return Err(MemoryError::BackendMismatch { what: "NVSHMEM" }.into());
         };
+        let _turn = self.take_turn()?;
+        call(self.nvshmem, stream.raw().cast());
+        Ok(())
+    }
+
+    /// A call that waits for nobody.
+    fn call(&self, what: &'static str, call: impl FnOnce(&'static Library) -> c_int) -> Result<()> {
+        let _turn = self.take_turn()?;
+        match call(self.nvshmem) {
+            0 => Ok(()),
+            status => Err(failed(what, format!("NVSHMEM returned {status}"))),
+        }
+    }
+
+    /// NVSHMEM is called by this thread, with its GPU's context, until the result is dropped.
+    fn take_turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.device.bind()?;
         let begin = Instant::now();
-        let _turn = loop {
+        loop {
             match self.turn.try_lock() {
-                Ok(turn) => break turn,
-                Err(TryLockError::Poisoned(turn)) => break turn.into_inner(),
+                Ok(turn) => return Ok(turn),
+                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
                 Err(TryLockError::WouldBlock) if begin.elapsed() < TURN_LIMIT && !self.worker.is_stuck() => {
                     std::thread::sleep(Duration::from_micros(20));
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(failed("put", "another call of NVSHMEM's does not come back"));
+                    return Err(failed("call NVSHMEM", "another call of it does not come back"));
                 }
             }
-        };
-        self.device.bind()?;
-        call(self.nvshmem, stream.raw().cast());
-        Ok(())
+        }
     }
 }
 
 impl SymmetricHeap for Nvshmem {
     fn allocate(&self, bytes: usize) -> flux_memory::Result<Address> {
         let bytes = bytes.max(1);
-        // SAFETY: a size; the rest is NVSHMEM's.
         let allocate = move |nvshmem: &'static Library| {
-            Address::from(unsafe { (nvshmem.nvshmem_malloc)(bytes) }.cast::<u8>())
+            // SAFETY: a size; the rest is NVSHMEM's.
+            let pointer = unsafe { (nvshmem.nvshmem_malloc)(bytes) };
+            Address::from(pointer.cast::<u8>())
         };
         match self.0.in_turn("allocate symmetric memory", allocate).map_err(|error| told(&error))? {
             address if address.is_aligned_to(256) && !address.is_null() => Ok(address),
@@ -360,7 +398,7 @@ mod tests {
     #[test]
     fn an_id_travels_whole() {
         let mut id = NVSHMEMX_UNIQUEID_INITIALIZER;
-        id.internal.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 as _);
+        id.internal.iter_mut().zip(0_u8..).for_each(|(byte, value)| *byte = value as _);
         let read = from_bytes(&to_bytes(&id)).unwrap();
         assert_eq!((read.version, read.internal), (id.version, id.internal));
         assert!(from_bytes(&[0; 127]).is_err());
