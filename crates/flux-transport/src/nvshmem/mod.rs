@@ -322,6 +322,7 @@ impl SymmetricHeap for Nvshmem {
     }
 
     fn address(&self, own: Address, peer: usize) -> Address {
+        let Ok(_turn) = self.0.take_turn() else { return Address::NULL };
         // SAFETY: looks the address up.
         let pointer = unsafe { (self.0.nvshmem.nvshmem_ptr)(own.as_ptr::<c_void>(), number(peer)) };
         Address::from(pointer.cast::<u8>())
