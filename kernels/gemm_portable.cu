@@ -8,10 +8,10 @@
 //          sum the same rows (AllReduce). The last tile of a block of rows raises the block's signal there.
 //
 // Compiled once per variant (variants.toml) with these defined: ELEMENT, POLICY, LOAD, ENTRY, TILE_M, TILE_N, TILE_K,
-// WARPS_M, WARPS_N, STAGES, MIN_BLOCKS; in traced ones (trace.cuh) also TRACE.
+// WARPS_M, WARPS_N, STAGES, MIN_BLOCKS; in traced ones (trace.cuh) also TRACE, in those that put (puts.cuh) PUTS.
 
 #include "epilogue.cuh"
-#include "signals.cuh"
+#include "puts.cuh"
 #include "trace.cuh"
 
 enum Policy { plain, ag, rs };
@@ -119,7 +119,7 @@ DEVICE void store_tile(u32 from, u16* to, u64 pitch, u32 rows, u32 columns) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ Traced<ELEMENT::Params> params) {
+extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(const __grid_constant__ Putting<Traced<ELEMENT::Params>> params) {
   const GemmParams& p = params;
   extern __shared__ __align__(128) u8 shared[];
   const u32 stages = shared_address(shared);
@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       }
       __syncthreads();
       if (threadIdx.x == 0) trace(p, index, kTraceStored);
-      if (threadIdx.x == 0 && count_tile(p, tile)) trace(p, index, kTraceSignal);
+      if (deliver(params, tile)) trace(p, index, kTraceSignal);
     } else {
       __syncthreads();
       u16* c = (u16*)p.c + tile.row * p.ldc + columns_of_c(p, first_column);

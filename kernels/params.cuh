@@ -109,6 +109,30 @@ struct ScaledGemmParams : GemmParams {
   Scales scales;
 };
 
+// How a tile's block of rows gets to a destination.
+enum class PutWay : u32 {
+  none,     // the tile itself is written there
+  address,  // NVSHMEM has an address of the peer's memory: so its own puts would store there
+  transfer, // by NVSHMEM's transport
+};
+
+// Where a block of rows of this rank's tiles for one peer goes, out of the destination's `slot`, which is this rank's own memory.
+struct PutRoute {
+  u64 slot;     // result*: as `way` says, an address of the peer's slot, or of the same place in this rank's symmetric memory
+  u64 signals;  // u64*: likewise, the peer's, one for each block of rows
+  u32 pe;       // the peer, to NVSHMEM
+  PutWay way;
+};
+
+// What a GEMM takes that puts by itself.
+struct PutParams {
+  u64 routes;       // PutRoute*: of each destination
+  u32 block_rows;   // of a shard, that have one signal
+  u32 world_size;   // the shards' rows differ by one at most, the first ones have one more
+  u32 set;          // NVSHMEM_SIGNAL_SET
+  u32 reserved;
+};
+
 // Two blocks load together what their tiles have in common, each a half of it for both: the units of the order are then in
 // pairs, with as many blocks of K each.
 enum class Sharing : u32 {

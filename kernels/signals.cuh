@@ -43,11 +43,16 @@ DEVICE bool wait_for(const WaitBound& bound, u64 word, u32 wanted, u32 peer, u32
   }
 }
 
-// ReduceScatter: counts the tile as written; whoever writes the last one of its block of rows raises the block's
-// signal at every destination, and returns that it has. One thread, which knows that all of the tile is written.
-DEVICE bool count_tile(const GemmParams& p, const RowTile& tile) {
+// ReduceScatter: counts the tile as written; true if it is the last one of its block of rows. One thread, which knows that all
+// of the tile is written.
+DEVICE bool is_last_of_block(const GemmParams& p, const RowTile& tile) {
   fence_system();  // the tile, here or at a peer, comes before its count
-  if (increment_around(p.counters + 4ull * tile.counter, tile.count - 1) != tile.count - 1) return false;
+  return increment_around(p.counters + 4ull * tile.counter, tile.count - 1) == tile.count - 1;
+}
+
+// The same; whoever writes the last one also raises the block's signal at every destination, and returns that it has.
+DEVICE bool count_tile(const GemmParams& p, const RowTile& tile) {
+  if (!is_last_of_block(p, tile)) return false;
   fence_system();
   for (u32 i = 0; i < p.destination_count; ++i) {
     const u64 signals = ((const Destination*)p.destinations)[tile.destination + i].signals;

@@ -62,7 +62,7 @@ fn crates_depend_on_each_other_as_documented() {
         ("flux-dylib", &[]),
         ("nccl-sys", &["flux-dylib"]),
         ("nvshmem-sys", &["flux-dylib"]),
-        ("flux-transport", &["flux-memory", "flux-swizzle", "nccl-sys"]),
+        ("flux-transport", &["flux-memory", "flux-swizzle", "nccl-sys", "nvshmem-sys"]),
         ("flux-launch", &["flux-memory", "flux-swizzle"]),
         ("flux", &["flux-launch", "flux-memory", "flux-swizzle", "flux-transport"]),
         ("flux-cli", &["flux", "flux-sim", "flux-topology"]),

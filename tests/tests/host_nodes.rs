@@ -203,7 +203,7 @@ fn what_cannot_be_is_refused() {
     for (transport, nodes, expected) in [
         (Transport::P2p, 2, "different nodes cannot address"),
         (Transport::Nccl, 0, "runs on the host"),
-        (Transport::Nvshmem, 0, "no NVSHMEM transport yet"),
+        (Transport::Nvshmem, 0, "NVSHMEM connects GPUs"),
         (Transport::Auto, 5, "5 nodes are more than 4 ranks"),
     ] {
         let error = Group::local_with(4, config(transport, nodes)).unwrap_err().to_string();

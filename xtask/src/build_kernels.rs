@@ -71,6 +71,9 @@ fn build(
         defines.insert("PIECE_N".into(), family.piece_n.to_string());
     }
     let mut options = vec![format!("--gpu-architecture={}", family.target), "--std=c++17".into()];
+    if family.relocatable {
+        options.push("--relocatable-device-code=true".into());
+    }
     options.extend(defines.iter().map(|(key, value)| format!("-D{key}={value}")));
     let ptx = nvrtc.compile(&family.source, &source, headers, &options)?;
 
@@ -84,8 +87,8 @@ fn build(
     let mut registers = BTreeMap::new();
     let mut static_smem_bytes = 0;
     for &arch in architectures(&family.target)? {
-        let report =
-            ptxas::assemble(&toolkit.ptxas, &file, arch).with_context(|| format!("{name} for {arch}"))?;
+        let report = ptxas::assemble(&toolkit.ptxas, &file, arch, family.relocatable)
+            .with_context(|| format!("{name} for {arch}"))?;
         ensure!(report.spill_bytes == 0, "{name} spills {} bytes on {arch}", report.spill_bytes);
         registers.insert(arch.to_owned(), report.registers);
         static_smem_bytes = static_smem_bytes.max(report.static_smem_bytes);

@@ -25,6 +25,9 @@ pub(crate) struct Family {
     pub(crate) piece_n: u32,
     pub(crate) threads: u32,
     pub(crate) dynamic_smem_bytes: u32,
+    /// Whether it calls functions that are linked where it is loaded.
+    #[serde(default)]
+    pub(crate) relocatable: bool,
     pub(crate) defines: BTreeMap<String, String>,
     pub(crate) variants: Vec<Variant>,
 }

@@ -12,10 +12,12 @@ pub(crate) struct Report {
     pub(crate) static_smem_bytes: u32,
 }
 
-/// Assembles `ptx` for `arch`; fails if ptxas reports a loss of performance (serialised wgmma) or any warning.
-pub(crate) fn assemble(ptxas: &Path, ptx: &Path, arch: &str) -> Result<Report> {
+/// Assembles `ptx` for `arch`, by itself or for a linker; fails if ptxas reports a loss of performance (serialised wgmma) or any
+/// warning.
+pub(crate) fn assemble(ptxas: &Path, ptx: &Path, arch: &str, relocatable: bool) -> Result<Report> {
     let output = Command::new(ptxas)
         .args(["--verbose", "--gpu-name", arch, "--output-file", "/dev/null"])
+        .args(relocatable.then_some("--compile-only"))
         .arg(ptx)
         .output()
         .with_context(|| format!("{} did not start", ptxas.display()))?;

@@ -52,7 +52,7 @@ pub(crate) struct GroupArguments {
     #[arg(long, value_enum, default_value_t = SharingArgument::Auto)]
     sharing: SharingArgument,
     /// How what goes between ranks goes: auto (into each other's memory within a node; between nodes nccl on GPUs, sockets on the
-    /// host), p2p, nccl or sockets.
+    /// host), p2p, nccl, sockets or nvshmem.
     #[arg(long, default_value_t = Transport::Auto)]
     transport: Transport,
     /// Makes this machine look like so many nodes, between whose ranks there is no way into each other's memory.

@@ -98,6 +98,8 @@ pub(crate) enum KernelId {
     Gemm(DType, Policy, Load),
     /// Hopper's, with tiles of so many rows and columns.
     Hopper(DType, u32, u32),
+    /// As [`KernelId::Gemm`] for a ReduceScatter, which also puts.
+    PutGemm(DType, Load),
     Sum(DType),
     Push,
     /// The same on Hopper.
@@ -123,6 +125,7 @@ impl KernelId {
                 KernelId::Gemm(DType::E4m3, Policy::AllGather, load).name()
             }
             KernelId::Gemm(dtype, policy, load) => format!("gemm_{dtype}_{}_{}", policy.name(), load.name()),
+            KernelId::PutGemm(dtype, load) => format!("gemm_put_{dtype}_{}", load.name()),
             KernelId::Hopper(dtype, rows, columns) => format!("gemm_hopper_{dtype}_{rows}x{columns}"),
             KernelId::Sum(dtype) => format!("sum_{dtype}"),
             KernelId::TracedGemm(dtype, policy, load) => {
@@ -143,7 +146,7 @@ mod tests {
     use super::*;
     use crate::clock::ClockParams;
     use crate::hopper::HopperParams;
-    use crate::params::ScaledGemmParams;
+    use crate::params::{PutGemmParams, ScaledGemmParams};
     use crate::trace::{TracedGemmParams, TracedHopperParams};
     use crate::{GemmParams, PushParams, SumParams};
 
@@ -164,6 +167,16 @@ mod tests {
     #[test]
     fn every_launch_has_its_kernel() {
         KernelId::Push.info().unwrap();
+        for (dtype, load) in
+            [DType::Bf16, DType::F16].into_iter().flat_map(|d| [(d, Load::Vector), (d, Load::Scalar)])
+        {
+            let put = KernelId::PutGemm(dtype, load).info().unwrap();
+            let portable = KernelId::Gemm(dtype, Policy::ReduceScatter, load).info().unwrap();
+            let cut = |kernel: &KernelInfo| {
+                (kernel.tile_m, kernel.tile_n, kernel.threads, kernel.dynamic_smem_bytes)
+            };
+            assert_eq!(cut(put), cut(portable));
+        }
         for dtype in [DType::Bf16, DType::F16, DType::E4m3] {
             KernelId::Sum(dtype.result()).info().unwrap();
             for (policy, load) in POLICIES.into_iter().flat_map(|p| [(p, Load::Vector), (p, Load::Scalar)]) {
@@ -209,6 +222,7 @@ mod tests {
             let expected = match kernel.name.split('_').next() {
                 Some("gemm") if traced && kernel.target == "compute_90a" => size_of::<TracedHopperParams>(),
                 Some("gemm") if traced => size_of::<TracedGemmParams>(),
+                Some("gemm") if kernel.name.contains("_put_") => size_of::<PutGemmParams>(),
                 Some("clock") => size_of::<ClockParams>(),
                 Some("gemm") if kernel.target == "compute_90a" => size_of::<HopperParams>(),
                 Some("gemm") if kernel.name.contains("_e4m3_") => size_of::<ScaledGemmParams>(),

@@ -3,11 +3,12 @@
 use crate::catalogue::{KernelId, KernelInfo, Load, hopper_kernels};
 use crate::clock::{Clock, ClockParams};
 use crate::hopper::{self, Scratch};
-use crate::params::ScaledGemmParams;
+use crate::params::{PutGemmParams, ScaledGemmParams};
 use crate::push::push_blocks;
+use crate::puts::{self, PutLibrary};
 use crate::tiling::{self, Candidate, Problem, TileKernel, Tiling};
 use crate::trace::{TracedGemmParams, TracedHopperParams};
-use crate::{DType, Error, GemmParams, Launch, Policy, PushParams, Result, SumParams};
+use crate::{DType, Destinations, Error, GemmParams, Launch, Policy, PushParams, Result, SumParams};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule};
 use flux_memory::cuda::{CudaDevice, CudaStream, check};
 use flux_memory::{Address, Device, Stream};
@@ -15,7 +16,7 @@ use flux_swizzle::TileShape;
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Blocks of copies between ranks of one GPU run on SMs. They need room beside the ranks' kernels, or what those wait for
 /// never comes: a copy gained about 41 GB/s with each free SM (measured on one H200). Four of 132 leave a number that eight
@@ -36,6 +37,8 @@ pub(crate) struct CudaLauncher {
     one_per_sm: bool,
     has_hopper: bool,
     loaded: Mutex<HashMap<KernelId, Loaded>>,
+    /// What kernels that put are linked with.
+    puts: OnceLock<Arc<dyn PutLibrary>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +66,8 @@ impl CudaLauncher {
         let free = if sharing > 1 { all.saturating_sub(SMS_FOR_COPIES) } else { all };
         let sms = sm_budget.map_or(free, |budget| budget.min(free));
         let has_hopper = hopper::is_supported(device);
-        Self { device: Arc::clone(device), sharing, sms, one_per_sm, has_hopper, loaded: Mutex::default() }
+        let (device, loaded, puts) = (Arc::clone(device), Mutex::default(), OnceLock::new());
+        Self { device, sharing, sms, one_per_sm, has_hopper, loaded, puts }
     }
 
     /// Blocks of a launch that leaves room for no other on its SM.
@@ -148,6 +152,13 @@ impl CudaLauncher {
         outcome
     }
 
+    /// Links and loads the kernels that put.
+    pub(crate) fn prepare_puts(&self, dtype: DType, library: &Arc<dyn PutLibrary>) -> Result<()> {
+        let _first = self.puts.get_or_init(|| Arc::clone(library));
+        self.load(KernelId::PutGemm(dtype, Load::Vector))?;
+        self.load(KernelId::PutGemm(dtype, Load::Scalar)).map(|_| ())
+    }
+
     const fn push_kernel(&self) -> KernelId {
         if self.has_hopper { KernelId::PushHopper } else { KernelId::Push }
     }
@@ -225,6 +236,13 @@ impl CudaLauncher {
             return unsafe { launch_loaded(stream, &traced, [units, cluster], &params) };
         }
         let (load, tiles) = (load_for(dtype, params), |_: &Loaded| params.tiles);
+        if let Some(puts) = launch.destinations.and_then(Destinations::puts)
+            && policy == Policy::ReduceScatter
+        {
+            let (id, params) = (KernelId::PutGemm(dtype, load), PutGemmParams { params: *params, puts });
+            // SAFETY: as above.
+            return unsafe { self.launch(stream, id, tiles, &params) };
+        }
         let Some(records) = records else {
             let id = KernelId::Gemm(dtype, policy, load);
             if dtype.is_scaled() {
@@ -292,19 +310,32 @@ impl CudaLauncher {
     fn load_new(&self, id: KernelId) -> Result<Loaded> {
         let info = id.info()?;
         let missing = || Error::NoKernel { name: info.name.clone() };
-        let ptx = CString::new(info.ptx().ok_or_else(missing)?).map_err(|_| missing())?;
+        let ptx = info.ptx().ok_or_else(missing)?;
         let entry = CString::new(info.entry.as_str()).map_err(|_| missing())?;
         let _span = tracing::debug_span!("load kernel", name = info.name).entered();
         self.device.bind()?;
+        let library = self.puts.get().filter(|_| matches!(id, KernelId::PutGemm(..)));
+        let unlinked =
+            |archive: String, reason| Error::NotLinked { name: info.name.clone(), archive, reason };
+        let image = match library {
+            None => CString::new(ptx).map_err(|_| missing())?.into_bytes_with_nul(),
+            Some(library) => {
+                let archive = library.archive().map_err(|reason| unlinked("NVSHMEM".into(), reason))?;
+                puts::link(&info.name, &ptx, &archive)?
+            }
+        };
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         let (threads, shared_bytes) = (info.threads, info.dynamic_smem_bytes);
         let as_int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
         let mut per_sm = 0;
-        // SAFETY: the PTX is zero-terminated; the results have valid places; the function belongs to the module, which
+        // SAFETY: the image is zero-terminated PTX, or a whole cubin; the results have valid places; the function belongs to the module, which
         // is unloaded only on drop. Asking for its attributes and occupancy also makes the driver load it now, and not
         // at the first launch, when other kernels may already be waiting for this one.
         unsafe {
-            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()))?;
+            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()))?;
+            if let Some(library) = library {
+                library.init(module).map_err(|reason| unlinked("NVSHMEM".into(), reason))?;
+            }
             check(
                 "cuModuleGetFunction",
                 sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()),
@@ -331,7 +362,7 @@ impl CudaLauncher {
         // may wait for kernels that need SMs of their own is to leave whole SMs free.
         let spread = match id {
             KernelId::Sum(_) => self.sharing > 1 || self.one_per_sm,
-            KernelId::Gemm(..) => self.one_per_sm,
+            KernelId::Gemm(..) | KernelId::PutGemm(..) => self.one_per_sm,
             _ => false,
         };
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if spread { 1 } else { u32::MAX });
@@ -356,7 +387,13 @@ impl CudaLauncher {
 impl Drop for CudaLauncher {
     fn drop(&mut self) {
         let loaded = std::mem::take(&mut *self.loaded.lock().unwrap_or_else(PoisonError::into_inner));
-        for kernel in loaded.into_values() {
+        for (id, kernel) in loaded {
+            // SAFETY: prepared when it was loaded; whoever launched has settled its streams.
+            let left = |library: &Arc<dyn PutLibrary>| unsafe { library.finalize(kernel.module) };
+            let library = self.puts.get().filter(|_| matches!(id, KernelId::PutGemm(..)));
+            if let Some(Err(error)) = library.map(left) {
+                tracing::warn!(error, "a kernel could not be taken from NVSHMEM");
+            }
             let unloaded = self.device.bind().and_then(|()| {
                 // SAFETY: loaded by this type, unloaded once; whoever launched has settled its streams.
                 check("cuModuleUnload", unsafe { sys::cuModuleUnload(kernel.module) })

@@ -1,8 +1,9 @@
 //! Where the partial tiles of a ReduceScatter go.
 
 use crate::hopper;
+use crate::params::PutParams;
 use crate::tensor_map::MapOf;
-use crate::{DType, Destination, Result};
+use crate::{DType, Destination, PutRoute, Result, SIGNAL_ROWS};
 use flux_memory::{Address, Buffer, Device, Placement};
 
 /// The slots of a launch's destinations, as the kernels look them up: `Destination[]`, and for Hopper's tensor maps of them.
@@ -10,6 +11,7 @@ use flux_memory::{Address, Buffer, Device, Placement};
 pub struct Destinations {
     table: Buffer,
     count: usize,
+    puts: Option<(Buffer, PutParams)>,
 }
 
 /// A slot's extents: the same at every destination.
@@ -51,7 +53,28 @@ impl Destinations {
         }
         let table = Buffer::allocate(device, bytes.len(), Placement::Device)?;
         table.upload(&device.stream()?, 0, &bytes)?;
-        Ok(Self { table, count })
+        Ok(Self { table, count, puts: None })
+    }
+
+    /// Some of which are put to: launches then take a kernel that does, whatever their tiling says that is for an operand that is
+    /// not aligned. There is a route for each destination, one of each rank; `set` is what NVSHMEM calls setting a signal.
+    pub fn with_puts(self, routes: &[PutRoute], set: u32) -> Result<Self> {
+        let bytes = bytemuck::cast_slice(routes);
+        let table = Buffer::allocate(self.table.device(), bytes.len(), Placement::Device)?;
+        table.upload(&self.table.device().stream()?, 0, bytes)?;
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let (block_rows, world_size) = (number(SIGNAL_ROWS), number(routes.len()));
+        let puts = PutParams { routes: table.address(), block_rows, world_size, set, reserved: 0 };
+        Ok(Self { puts: Some((table, puts)), ..self })
+    }
+
+    /// Whether some are put to.
+    pub const fn has_puts(&self) -> bool {
+        self.puts.is_some()
+    }
+
+    pub(crate) fn puts(&self) -> Option<PutParams> {
+        self.puts.as_ref().map(|(_, puts)| *puts)
     }
 
     /// `Destination[]`.

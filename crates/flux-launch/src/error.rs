@@ -55,6 +55,16 @@ pub enum Error {
     /// A ReduceScatter was launched without saying where to.
     #[error("a ReduceScatter needs destinations; make `Destinations` and pass them to the launch")]
     NoDestinations,
+    /// A kernel that puts could not be linked with NVSHMEM's device library.
+    #[error("the kernel {name} cannot be linked with {archive}: {reason}")]
+    NotLinked {
+        /// The kernel's name.
+        name: String,
+        /// The library.
+        archive: String,
+        /// What the linker, or NVSHMEM, said.
+        reason: String,
+    },
     /// The embedded manifest does not describe a kernel that is needed.
     #[error(
         "the kernel {name} is missing or ill-described in the embedded manifest; rebuild with `cargo xtask build-kernels`"

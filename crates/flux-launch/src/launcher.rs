@@ -4,8 +4,8 @@ use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
 use crate::tiling::{Pace, Problem, TileKernel, Tiling};
 use crate::{
-    Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, Result,
-    Scales, Schedule, SumParams, Trace, host,
+    Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, PutLibrary,
+    Result, Scales, Schedule, SumParams, Trace, host,
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
@@ -159,6 +159,15 @@ impl Launcher {
             Kind::Cuda { kernels, .. } => {
                 policies.iter().try_for_each(|&policy| kernels.prepare(dtype, policy))
             }
+        }
+    }
+
+    /// Loads the kernels that put tiles of `dtype` ([`Destinations::with_puts`]), linked with `library`, which is the same for all
+    /// calls. There are some for bf16 and f16.
+    pub fn prepare_puts(&self, dtype: DType, library: &Arc<dyn PutLibrary>) -> Result<()> {
+        match &self.0 {
+            Kind::Host(_) => Err(flux_memory::Error::BackendMismatch { what: "a kernel that puts" }.into()),
+            Kind::Cuda { kernels, .. } => kernels.prepare_puts(dtype, library),
         }
     }
 

@@ -12,6 +12,7 @@ mod host;
 mod launcher;
 mod params;
 mod push;
+mod puts;
 mod schedule;
 mod tensor_map;
 mod tiling;
@@ -26,8 +27,10 @@ pub use e4m3::E4m3;
 pub use error::Error;
 pub use launcher::{Launch, Launcher};
 pub use params::{
-    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, RowTile, Scales, SumParams,
+    Activation, Destination, FoldParams, GemmParams, Policy, PushParams, PushPeer, PutRoute, RowTile, Scales,
+    SumParams,
 };
+pub use puts::PutLibrary;
 pub use schedule::{SIGNAL_ROWS, Schedule, ScheduleTables};
 pub use tiling::{Pace, Problem, Tiling};
 pub use trace::{Trace, UnitTrace};

@@ -106,6 +106,52 @@ pub struct Destination {
     pub signals: Address,
 }
 
+/// How a block of rows of a rank's tiles gets to a peer whose memory its kernels are given no address of. Laid out as in
+/// `kernels/params.cuh`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PutRoute {
+    slot: Address,
+    signals: Address,
+    pe: u32,
+    way: u32,
+}
+
+impl PutRoute {
+    /// Tiles are not put: they are written to their [`Destination`].
+    pub const NONE: Self = Self { slot: Address::NULL, signals: Address::NULL, pe: 0, way: 0 };
+
+    /// NVSHMEM has addresses: of the peer's slot, and of its signals of 64 bits, one for each [`crate::SIGNAL_ROWS`] rows. Its own
+    /// puts would store there, and so does the kernel's.
+    pub const fn by_address(slot: Address, signals: Address, pe: u32) -> Self {
+        Self { slot, signals, pe, way: 1 }
+    }
+
+    /// By NVSHMEM's transport; both are places in this rank's symmetric memory.
+    pub const fn by_transfer(slot: Address, signals: Address, pe: u32) -> Self {
+        Self { slot, signals, pe, way: 2 }
+    }
+}
+
+/// What a GEMM takes that puts by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct PutParams {
+    pub(crate) routes: Address,
+    pub(crate) block_rows: u32,
+    pub(crate) world_size: u32,
+    pub(crate) set: u32,
+    pub(crate) reserved: u32,
+}
+
+/// The same with all else.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct PutGemmParams {
+    pub(crate) params: GemmParams,
+    pub(crate) puts: PutParams,
+}
+
 /// The sum of a ReduceScatter, folded into the epilogue of the tiles that this rank itself sums, in place of [`SumParams`]:
 /// such a tile goes nowhere but to C. When the other sources' signals are up, their slots are added to the tile's own sums,
 /// which are rounded first as if they came from a slot, in the order of the sources; then the bias, and the one rounding.

@@ -3,7 +3,7 @@
 use crate::cuda::shared::{IpcMemory, PinnedMapping, VmmMemory};
 use crate::host::shared::{Mapping, MemoryFile};
 use crate::space::OneRank;
-use crate::{Address, Buffer, Device, Error, Peers, Placement, Reach, Result, Sharing};
+use crate::{Address, Buffer, Device, Error, Peers, Placement, Reach, Result, Sharing, SymmetricHeap, cuda};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -25,6 +25,9 @@ enum Piece {
     /// This rank's own; the peers have it open by its handle.
     Ipc(Buffer),
     IpcOfPeer(IpcMemory),
+    /// This rank's own, of a heap; the peers know by themselves where it is.
+    Heap(Arc<dyn SymmetricHeap>, Address),
+    HeapOfPeer(Address),
 }
 
 impl Piece {
@@ -35,6 +38,7 @@ impl Piece {
             Piece::Vmm(memory) => memory.address(),
             Piece::Ipc(buffer) => buffer.address(),
             Piece::IpcOfPeer(memory) => memory.address(),
+            Piece::Heap(_, address) | Piece::HeapOfPeer(address) => *address,
         }
     }
 }
@@ -50,6 +54,29 @@ impl SharedPieces {
         let (peers, rank) = (&one.peers, one.peers.rank());
         let is_reached = |peer: usize| peer != rank && reach.has(rank, peer);
         let step = format!("allocate {bytes} bytes of {placement} memory");
+        if let (Some(heap), Placement::Device) = (&one.heap, placement) {
+            peers.exchange(&step, Ok(Vec::new()))?; // the heap's own step is not taken before all are here
+            let allocated = heap.allocate(bytes).and_then(|own| {
+                let piece = Piece::Heap(Arc::clone(heap), own);
+                // SAFETY: the range was just allocated.
+                unsafe {
+                    match &one.device {
+                        Device::Cuda(gpu) => cuda::memory::zero(gpu, own, bytes)?,
+                        Device::Host => own.as_ptr::<u8>().write_bytes(0, bytes),
+                    }
+                }
+                let at = |peer| match heap.address(own, peer) {
+                    Address::NULL => {
+                        Err(Error::BadPeer { rank: peer, reason: "its memory has no address".into() })
+                    }
+                    address => Ok((peer, Piece::HeapOfPeer(address))),
+                };
+                let of_peers = (0..peers.world_size()).filter(|&peer| is_reached(peer)).map(at);
+                Ok((piece, of_peers.collect::<Result<_>>()?))
+            });
+            let (own, of_peers) = peers.share("map each other's memory", allocated)?;
+            return Ok(Self { own: Some(own), of_peers, peers: Arc::clone(peers) });
+        }
         let (own, handle) = match create(one, bytes, placement) {
             Ok((own, handle)) => (own, handle),
             Err(error) => return peers.share(&step, Err(error)),
@@ -94,10 +121,10 @@ impl SharedPieces {
 impl Drop for SharedPieces {
     fn drop(&mut self) {
         self.of_peers.clear();
-        // Files and VMM allocations live as long as anybody maps them. What CUDA IPC has handed out does not: the peers close
-        // it first.
+        // Files and VMM allocations live as long as anybody maps them. What CUDA IPC has handed out does not, nor what a heap
+        // has: the peers close it first.
         let own = self.own.take();
-        if !matches!(own, Some(Piece::Ipc(_))) {
+        if !matches!(own, Some(Piece::Ipc(_) | Piece::Heap(..))) {
             return;
         }
         // A rank that panics takes no more steps; and after a failure the ranks need not be at the same one.
@@ -107,7 +134,12 @@ impl Drop for SharedPieces {
                 self.peers.exchange("close each other's memory", Ok(Vec::new())).map_err(|e| e.to_string())
             }
         };
-        if let Err(reason) = closed {
+        let freed = closed.and_then(|_| match &own {
+            // SAFETY: all ranks are at this step, behind their last use.
+            Some(Piece::Heap(heap, own)) => unsafe { heap.free(*own) }.map_err(|error| error.to_string()),
+            _ => Ok(()),
+        });
+        if let Err(reason) = freed {
             tracing::warn!(reason, "memory that peers may still use is kept until this process ends");
             std::mem::forget(own);
         }

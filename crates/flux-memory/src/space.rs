@@ -1,6 +1,6 @@
 //! Where the ranks of a group live: what symmetric memory is allocated in.
 
-use crate::{Device, Error, Peers, Reach, Result};
+use crate::{Device, Error, Peers, Reach, Result, SymmetricHeap};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub(crate) struct OneRank {
     pub(crate) device: Device,
     /// Never [`Sharing::Auto`].
     pub(crate) sharing: Sharing,
+    /// What device memory is allocated from, in place of the driver.
+    pub(crate) heap: Option<Arc<dyn SymmetricHeap>>,
 }
 
 impl SymmetricSpace {
@@ -85,9 +87,21 @@ impl SymmetricSpace {
         if device.as_cuda().is_some() {
             tracing::debug!(%sharing, "how processes share GPU memory");
         }
-        let one = OneRank { peers: Arc::clone(peers), device: device.clone(), sharing };
+        let one = OneRank { peers: Arc::clone(peers), device: device.clone(), sharing, heap: None };
         let reach = Reach::of(peers.machines().to_vec());
         Ok(Self { kind: Kind::AmongProcesses(Arc::new(one)), reach: Arc::new(reach) })
+    }
+
+    /// The same ranks, whose device memory comes from `heap`: only among processes. All ranks do so, or none.
+    #[must_use]
+    pub fn with_heap(self, heap: Arc<dyn SymmetricHeap>) -> Self {
+        let kind = match self.kind {
+            Kind::AmongProcesses(one) => {
+                Kind::AmongProcesses(Arc::new(OneRank { heap: Some(heap), ..OneRank::clone(&one) }))
+            }
+            here @ Kind::Here(_) => here,
+        };
+        Self { kind, ..self }
     }
 
     /// The same ranks, with memory of the host that only their CPUs use: those of each node address each other's, whatever
@@ -95,9 +109,11 @@ impl SymmetricSpace {
     pub fn on_host(&self) -> Self {
         let kind = match &self.kind {
             Kind::Here(devices) => Kind::Here(devices.iter().map(|_| Device::host()).collect()),
-            Kind::AmongProcesses(one) => {
-                Kind::AmongProcesses(Arc::new(OneRank { device: Device::host(), ..OneRank::clone(one) }))
-            }
+            Kind::AmongProcesses(one) => Kind::AmongProcesses(Arc::new(OneRank {
+                device: Device::host(),
+                heap: None,
+                ..OneRank::clone(one)
+            })),
         };
         Self { kind, reach: Arc::new(self.reach.within_nodes()) }
     }

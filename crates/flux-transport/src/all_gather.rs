@@ -214,11 +214,14 @@ impl AllGather {
             }
             // What is beside the rows is always read from among the gathered, also where the rows themselves are not.
             let fetched_there = !push && self.outbox.is_none();
-            let kept = match keep_own || fetched_there {
+            let kept = match keep_own || fetched_there || self.keeps_own(rank) {
                 true => shard,
                 false => Rows { rows: own_place.rows, ..shard },
             };
             self.gathered_layout.copy(compute, own_place, kept, own_rows.len())?;
+            if push && self.keeps_own(rank) {
+                state.link.fork_exchange(compute)?; // what is sent is that copy
+            }
             if !push {
                 self.ready.raise(&self.signals, compute, rank, self.others(rank), epoch)?;
                 state.link.fork(compute)?;

@@ -53,6 +53,14 @@ pub enum Error {
         /// NCCL's words, or where it was looked for.
         reason: String,
     },
+    /// NVSHMEM failed, or is missing.
+    #[error("{what}: {reason}")]
+    Nvshmem {
+        /// What it was to do.
+        what: &'static str,
+        /// What happened, or where it was looked for.
+        reason: String,
+    },
     /// A rank outside the group.
     #[error("rank {rank} is out of range; the group has ranks 0 to {}", world_size.saturating_sub(1))]
     RankOutOfRange {

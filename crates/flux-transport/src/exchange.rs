@@ -15,11 +15,11 @@
 //! not ended on all ranks can begin on all of them, and ends: sends and receives of a step go on at the same time. By induction
 //! so do all. What does not come in time, for a peer has gone, is bounded by the rank's budget ([`FaultLog`]).
 //!
-//! A put with a signal, for ranks on other nodes that can be written to without their help, would not be an `Exchange` but a
-//! [`crate::DataTransfer`] between such ranks.
+//! Where a rank can put into a peer's memory without its help, the receiver still says in each step that its memory is free
+//! ([`crate::PutExchange`]): so all that is said here holds there too.
 
 use crate::trace::Moved;
-use crate::{Result, TransferLog};
+use crate::{Put, Result, TransferLog};
 use flux_memory::{Address, Device, Event, FaultLog, Stream};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -31,6 +31,9 @@ pub struct Message {
     pub peer: usize,
     /// Where it is, or is to be, in the rank's own memory.
     pub memory: Address,
+    /// Of what is sent: the place in the rank's own symmetric memory that corresponds to where it goes in the peer's. By this the
+    /// sender alone knows where that is. Of what comes: as `memory`.
+    pub place: Address,
     /// Its size, the same at both ends.
     pub bytes: usize,
 }
@@ -53,6 +56,11 @@ pub trait Exchange: Debug + Send + Sync {
         sends: &[Message],
         receives: &[Message],
     ) -> Result<()>;
+
+    /// What it puts by, if it does: then only symmetric memory can be sent from.
+    fn put(&self) -> Option<&Arc<dyn Put>> {
+        None
+    }
 
     /// Enqueues, as one operation that is made for it: every rank's `bytes` bytes at `own`, one behind the other in rank order, at
     /// `all` of every rank. False, with nothing done, if there is no such operation; that is the same on all ranks.

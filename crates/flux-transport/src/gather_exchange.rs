@@ -45,7 +45,7 @@ impl AllGather {
         if unsafe { self.gather_at_once(rank, epoch, rows, shard, awaited)? } {
             return Ok(());
         }
-        let world_size = self.world_size;
+        let (world_size, shard) = (self.world_size, self.sent_from(rank, rows, shard)?);
         for step in 1..world_size {
             let (to, from) = ((rank + world_size - step) % world_size, (rank + step) % world_size);
             let (sends, receives) = (self.is_exchanged(rank, to), self.is_exchanged(rank, from));
@@ -90,8 +90,9 @@ impl AllGather {
                 (to, sent.as_ref().filter(|chunks| index < chunks.count(rank)))
             {
                 let (begin, range) = (chunks.shards().range(rank).start, chunks.rows(rank, index));
-                let place = self.gathered_layout.skip(shard, range.start - begin);
-                self.messages(&mut sends, peer, place, range.len());
+                let from = self.gathered_layout.skip(shard, range.start - begin);
+                let place = self.gathered_layout.rows_at(self.gathered(rank), range.start, true);
+                self.messages(&mut sends, peer, (from, place), range.len());
             }
             let received = from.filter(|&from| index < own.count(from));
             let signal = received
@@ -103,7 +104,7 @@ impl AllGather {
                 let range = own.rows(from, index);
                 let with_side = shard.side.is_some();
                 let place = self.gathered_layout.rows_at(self.gathered(rank), range.start, with_side);
-                self.messages(&mut receives, from, place, range.len());
+                self.messages(&mut receives, from, (place, place), range.len());
                 moved = Some(Moved { from, to: rank, bytes: range.len() * self.spec.row_bytes, signal });
             }
             // SAFETY: the caller's promise; what this rank has gathered in the call before was read before its stage, which the
@@ -125,11 +126,31 @@ impl AllGather {
     }
 
     /// What is beside rows goes before them, and their signal covers both.
-    fn messages(&self, messages: &mut Vec<Message>, peer: usize, place: Rows, rows: usize) {
-        if let Some(memory) = place.side {
-            messages.push(Message { peer, memory, bytes: rows * self.spec.side_bytes });
+    fn messages(&self, messages: &mut Vec<Message>, peer: usize, (at, place): (Rows, Rows), rows: usize) {
+        if let (Some(memory), Some(place)) = (at.side, place.side) {
+            messages.push(Message { peer, memory, place, bytes: rows * self.spec.side_bytes });
         }
-        messages.push(Message { peer, memory: place.rows, bytes: rows * self.spec.row_bytes });
+        messages.push(Message {
+            peer,
+            memory: at.rows,
+            place: place.rows,
+            bytes: rows * self.spec.row_bytes,
+        });
+    }
+
+    /// What `rank` sends of a call with `rows` rows: `shard`, or the copy of it among its gathered rows.
+    fn sent_from(&self, rank: usize, rows: usize, shard: Rows) -> Result<Rows> {
+        if !self.keeps_own(rank) {
+            return Ok(shard);
+        }
+        let first = self.chunks(rank, rows)?.shards().range(rank).start;
+        Ok(self.gathered_layout.rows_at(self.gathered(rank), first, shard.side.is_some()))
+    }
+
+    /// Whether `rank`'s own rows have to be among its gathered ones, to be sent from there.
+    pub(crate) fn keeps_own(&self, rank: usize) -> bool {
+        let exchange = self.ranks[rank].link.exchange.as_ref();
+        exchange.is_some_and(|exchange| exchange.with.put().is_some())
     }
 
     /// Pushes the shard of `source`, which has come to `rank` from another node, to the others of `rank`'s node.

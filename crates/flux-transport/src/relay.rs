@@ -122,22 +122,23 @@ impl Relay {
 }
 
 impl Scatter {
-    /// Whether `rank`'s tiles for `owner` are relayed: if so wanted, and always if the owner is out of reach. Its own never are.
+    /// Whether `rank`'s tiles for `owner` are relayed: if so wanted, and always if the owner is out of reach and GEMMs do not put by
+    /// themselves. Its own never are.
     pub fn relays(&self, rank: usize, owner: usize) -> bool {
-        let out_of_reach = !self.reach.has(rank, owner);
-        self.relay.is_some() && owner != rank && (self.spec.relayed || out_of_reach)
+        let wanted = if self.reach.has(rank, owner) { self.spec.relayed } else { self.puts.is_none() };
+        self.relay.is_some() && owner != rank && wanted
     }
 
-    /// Where `rank`'s GEMM writes the tiles that `owner` sums: to where they are relayed from, or straight into its slot at
-    /// the owner. Its own tiles always go straight into its own slot.
+    /// Where `rank`'s GEMM writes the tiles that `owner` sums: to where they are relayed from, or put from, or straight into its
+    /// slot at the owner. Its own tiles always go straight into its own slot.
     pub fn target(&self, rank: usize, owner: usize) -> Target {
         match &self.relay {
             Some(relay) if self.relays(rank, owner) => relay.target(rank, owner),
-            _ => Target {
+            _ => self.put_from(rank, owner).unwrap_or_else(|| Target {
                 slot: self.slot(owner, rank),
                 signals: self.block_signals(owner, rank),
                 gate: self.gate(owner)..self.gate(owner) + 1,
-            },
+            }),
         }
     }
 
@@ -254,6 +255,7 @@ mod tests {
             block_rows,
             with_partial: false,
             relayed: true,
+            puts: false,
             direction: Direction::Push,
             placement: Placement::Device,
             op: 0,

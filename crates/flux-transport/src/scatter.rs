@@ -14,6 +14,7 @@
 
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
+use crate::scatter_puts::{PutWords, Puts};
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
@@ -41,6 +42,9 @@ pub struct ScatterSpec {
     /// Whether a GEMM's tiles for other ranks are relayed ([`Scatter::relay`]); costs `world_size` slots of device memory,
     /// in which the partial rows lie too unless peers pull them from pinned host memory. [`Scatter::to_all`] relays none.
     pub relayed: bool,
+    /// Whether GEMMs put their tiles for ranks out of reach by themselves ([`Scatter::put_target`]), and do not leave them to the
+    /// exchange, which must be by puts. [`Scatter::to_all`] does not.
+    pub puts: bool,
     /// Who moves the data.
     pub direction: Direction,
     /// Where what peers access lies: slots, signals and, if pulled, partial rows.
@@ -56,6 +60,8 @@ pub struct ScatterSpec {
 pub struct Scatter {
     /// First, so that they are dropped first: their wait points before the signals.
     pub(crate) ranks: PerRank<Rank>,
+    /// Likewise.
+    pub(crate) puts: Option<Puts>,
     pub(crate) world_size: usize,
     pub(crate) reach: Arc<Reach>,
     pub(crate) relay: Option<Relay>,
@@ -123,11 +129,11 @@ impl Scatter {
         let slots = allocate(world_size.saturating_mul(slot_rows), spec.placement)?;
         let words = |row: usize| PeerWords { first: blocks.saturating_add(row).saturating_mul(world_size) };
         let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
-        let signals = SymmetricSignals::allocate(
-            space,
-            blocks.saturating_add(4).saturating_mul(world_size),
-            spec.placement,
-        )?;
+        let most = blocks.saturating_add(4).saturating_mul(world_size);
+        let wanted = spec.puts && spec.block_rows > 0 && !to_all && !reach.is_complete();
+        let put_words = wanted.then(|| PutWords::behind(most, world_size, blocks));
+        let most = put_words.map_or(most, PutWords::end);
+        let signals = SymmetricSignals::allocate(space, most, spec.placement)?;
         let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
         let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
@@ -153,6 +159,14 @@ impl Scatter {
             |rank: usize| acks.wait_points(&signals, &members.faults[rank], spec.op, rank, world_size);
         let relayed = (spec.relayed || (!reach.is_complete() && spec.block_rows > 0)) && !to_all;
         let relay = relayed.then(|| Relay::new(members, &spec, slot_rows, acked)).transpose()?;
+        let puts = put_words.map(|words| Puts::new(members, &signals, words, spec.op)).transpose()?;
+        let cannot_put = |rank: &usize| {
+            let exchange = ranks[*rank].link.exchange.as_ref();
+            exchange.is_none_or(|exchange| exchange.with.put().is_none())
+        };
+        if let (Some(_), Some(rank)) = (&puts, members.local_ranks().find(cannot_put)) {
+            return Err(Error::NoExchange { rank });
+        }
         // What is pushed, no peer accesses.
         let pushed = spec.direction == Direction::Push;
         let placement = if pushed { Placement::Device } else { spec.placement };
@@ -163,6 +177,7 @@ impl Scatter {
         };
         Ok(Self {
             reach,
+            puts,
             relay,
             transfer,
             spec,
@@ -402,7 +417,10 @@ impl Scatter {
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         let link = &here(&self.ranks, rank, self.world_size)?.link;
         // SAFETY: the signals belong to this op.
-        unsafe { self.acks.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)? };
+        unsafe {
+            self.acks.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)?;
+            self.acknowledge_puts(rank, epoch, compute)?;
+        }
         if self.relay.is_some() || link.exchange.is_some() {
             link.join(compute)?; // the next call overwrites the tiles; the peers need not wait for that
         }

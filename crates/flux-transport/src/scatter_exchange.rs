@@ -9,7 +9,9 @@ use crate::link::raise_words;
 use crate::relay::Relay;
 use crate::scatter::{Scatter, cut};
 use crate::{Error, Message, Result, trace::Moved};
+use flux_memory::Address;
 use flux_swizzle::Shards;
+use std::ops::Range;
 
 impl Scatter {
     /// Whom `rank` sends to and receives from in `step`, if they are out of reach.
@@ -46,12 +48,14 @@ impl Scatter {
             let send = to.filter(|&to| index < chunks.count(shard(to))).map(|peer| {
                 let rows = chunks.rows(shard(peer), index);
                 let memory = self.partial(rank).add(rows.start * row_bytes);
-                Message { peer, memory, bytes: rows.len() * row_bytes }
+                let first = chunks.shards().range(shard(peer)).start;
+                let place = self.slot(rank, rank).add((rows.start - first) * row_bytes);
+                Message { peer, memory, place, bytes: rows.len() * row_bytes }
             });
             let receive = from.filter(|_| index < chunks.count(shard(rank))).map(|peer| {
                 let rows = chunks.rows(shard(rank), index);
                 let memory = self.slot(rank, peer).add((rows.start - own_first) * row_bytes);
-                Message { peer, memory, bytes: rows.len() * row_bytes }
+                Message { peer, memory, place: memory, bytes: rows.len() * row_bytes }
             });
             // SAFETY: the caller's promise; what the slot held was summed before the call's stage, which the exchange's stream
             // follows.
@@ -85,6 +89,10 @@ impl Scatter {
         let (Some(exchange), (to, from)) = (&link.exchange, self.exchanged_in(rank, step)) else {
             return Ok(());
         };
+        if let Some(puts) = &self.puts {
+            // SAFETY: the caller's promise.
+            return from.map_or(Ok(()), |from| unsafe { self.await_puts(puts, (rank, from), epoch, shards) });
+        }
         // Which chunks are finer depends on whose tiles they are.
         let own = relay.chunks(rank, shards)?;
         let theirs = relay.chunks(from.unwrap_or(rank), shards)?;
@@ -95,9 +103,10 @@ impl Scatter {
             if send.is_none() && receive.is_none() {
                 return Ok(());
             }
-            let message = |peer, at: flux_memory::Address, rows: &std::ops::Range<usize>| Message {
+            let message = |peer, (at, place): (Address, Address), rows: &Range<usize>| Message {
                 peer,
                 memory: at.add(rows.start * relay.row_bytes),
+                place: place.add(rows.start * relay.row_bytes),
                 bytes: rows.len() * relay.row_bytes,
             };
             // SAFETY: all memory belongs to this op, which settles its streams before it frees it. What the slot held was summed
@@ -107,11 +116,11 @@ impl Scatter {
                 if let (Some(to), Some((index, (rows, _)))) = (to, &send) {
                     let written = &relay.waits[rank].written[own.signal(to, *index)];
                     exchange.stream.wait_values(written, epoch)?;
-                    sends = Some(message(to, relay.target(rank, to).slot, rows));
+                    sends = Some(message(to, (relay.target(rank, to).slot, self.slot(rank, rank)), rows));
                 }
                 let comes = from.zip(receive);
-                let receives =
-                    comes.as_ref().map(|(from, (rows, _))| message(*from, self.slot(rank, *from), rows));
+                let slot = |from| (self.slot(rank, from), self.slot(rank, from));
+                let receives = comes.as_ref().map(|(from, (rows, _))| message(*from, slot(*from), rows));
                 let moved = receives.as_ref().map(|message| moved(message, rank));
                 exchange.step((link.log.as_ref(), moved), sends.as_slice(), receives.as_slice())?;
                 if let Some((from, (_, blocks))) = comes {
@@ -140,7 +149,7 @@ impl Scatter {
             }
             let message = |peer, source| {
                 let memory = self.slot(rank, source).add(first * row_bytes);
-                Message { peer, memory, bytes }
+                Message { peer, memory, place: memory, bytes }
             };
             let sends: Vec<_> = peers().map(|peer| message(peer, rank)).collect();
             let receives: Vec<_> = peers().map(|peer| message(peer, peer)).collect();

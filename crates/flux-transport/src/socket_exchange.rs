@@ -293,7 +293,8 @@ mod tests {
     }
 
     fn message(peer: usize, memory: &mut [u8]) -> Message {
-        Message { peer, memory: Address::from(memory.as_mut_ptr()), bytes: memory.len() }
+        let at = Address::from(memory.as_mut_ptr());
+        Message { peer, memory: at, place: at, bytes: memory.len() }
     }
 
     /// Far more than sockets hold, both ways at once, in several messages.

@@ -52,6 +52,7 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         block_rows: 0,
         with_partial: true,
         relayed: false,
+        puts: false,
         direction,
         placement: Placement::Device,
         op: 0,

@@ -27,6 +27,7 @@ fn spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         block_rows: BLOCK_ROWS,
         with_partial: true,
         relayed: true,
+        puts: false,
         direction,
         placement: Placement::Device,
         op: 0,

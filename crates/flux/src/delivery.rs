@@ -6,7 +6,7 @@ use flux_memory::Backend;
 /// How the tiles of a fused [`crate::GemmRs`], or of a [`crate::GemmAr`] in two steps, get to the ranks that sum them. The
 /// result is the same, bit by bit. Either way the source sends, whatever [`crate::Direction`] says; a one-shot
 /// [`crate::GemmAr`] always sends directly, to all ranks at once. What goes to ranks whose memory cannot be addressed, on other
-/// nodes, is relayed in any case.
+/// nodes, is relayed, unless the GEMM can put it there: with [`crate::Transport::Nvshmem`], if [`Delivery::Direct`] is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Relayed where the slots lie in pinned host memory, or on several GPUs; direct where all ranks share one GPU, whose
@@ -37,6 +37,8 @@ impl std::fmt::Display for Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     DirectAsAsked,
+    /// Directly, also to ranks out of reach.
+    PutAsAsked,
     DirectOnTheHost,
     DirectWithinAGpu,
     RelayedAsAsked,
@@ -63,7 +65,10 @@ impl Choice {
     /// Never [`Delivery::Auto`].
     pub(crate) const fn delivery(self) -> Delivery {
         match self {
-            Choice::DirectAsAsked | Choice::DirectOnTheHost | Choice::DirectWithinAGpu => Delivery::Direct,
+            Choice::DirectAsAsked
+            | Choice::PutAsAsked
+            | Choice::DirectOnTheHost
+            | Choice::DirectWithinAGpu => Delivery::Direct,
             Choice::RelayedAsAsked | Choice::RelayedToHostMemory | Choice::RelayedToOtherGpus => {
                 Delivery::Relayed
             }
@@ -77,6 +82,12 @@ macro_rules! with_delivery {
         match $choice {
             $crate::delivery::Choice::DirectAsAsked => {
                 concat!($why, "; tiles are delivered directly, as asked")
+            }
+            $crate::delivery::Choice::PutAsAsked => {
+                concat!(
+                    $why,
+                    "; tiles are delivered directly, as asked: the GEMM itself puts what goes out of reach"
+                )
             }
             $crate::delivery::Choice::DirectOnTheHost => {
                 concat!(

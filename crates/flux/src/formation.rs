@@ -1,9 +1,10 @@
 //! How a group comes about: which device each rank gets, what its processes must agree on, and what they share.
 
-use crate::{BackendChoice, Error, GroupConfig, Result, transport};
+use crate::transport::{self, Membership};
+use crate::{BackendChoice, Error, GroupConfig, Result};
 use flux_launch::{Launcher, SMS_FOR_COPIES};
 use flux_memory::{Backend, Bootstrap, Device, FaultLog, PeerWatch, Peers, PerRank, Reach, SymmetricSpace};
-use flux_transport::{Members, SMS_FOR_NCCL};
+use flux_transport::{Members, Nvshmem, SMS_FOR_NCCL};
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -20,6 +21,14 @@ pub(crate) struct Formed {
     pub(crate) backend: Backend,
     /// How many GPUs the ranks live on, all ranks' together; 1 on the host.
     pub(crate) gpus: usize,
+    /// Last: whatever else is dropped may be NVSHMEM's.
+    nvshmem: Option<Membership>,
+}
+
+impl Formed {
+    pub(crate) fn nvshmem(&self) -> Option<&Arc<Nvshmem>> {
+        self.nvshmem.as_ref().map(|membership| &membership.nvshmem)
+    }
 }
 
 impl Drop for Formed {
@@ -31,9 +40,11 @@ impl Drop for Formed {
             && self.everywhere
             && !std::thread::panicking()
             && self.members.faults.iter().all(fine)
-            && let Err(error) = peers.exchange("leave the group", Ok(Vec::new()))
         {
-            tracing::warn!(%error, "this rank leaves the group alone");
+            match peers.exchange("leave the group", Ok(Vec::new())) {
+                Ok(_) => self.nvshmem.iter_mut().for_each(|membership| membership.together = true),
+                Err(error) => tracing::warn!(%error, "this rank leaves the group alone"),
+            }
         }
     }
 }
@@ -48,8 +59,14 @@ pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
     let (space, backend) = (SymmetricSpace::here(&devices).with_reach(reach), devices[0].backend());
     let mut members = members(space, devices.into(), config)?;
-    members.exchanges = transport::exchanges_here(&members.devices, members.space.reach(), &members.faults)?;
-    Ok(Formed { _watch: None, everywhere: true, members, launchers, backend, gpus: gpus.len() })
+    members.exchanges = transport::exchanges_here(
+        config.transport,
+        &members.devices,
+        members.space.reach(),
+        &members.faults,
+    )?;
+    let gpus = gpus.len();
+    Ok(Formed { _watch: None, everywhere: true, members, launchers, backend, gpus, nvshmem: None })
 }
 
 /// One rank in this process, its peers in others.
@@ -84,35 +101,39 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     // ranks, so that all cut their calls alike.
     let for_copies = if gpus < peers.world_size() { SMS_FOR_COPIES } else { 0 };
     let reach = transport::reach(peers.machines(), config, device.backend())?;
-    let budget = sms(std::slice::from_ref(&device), config, &reach, for_copies);
+    let space = SymmetricSpace::among(peers, &device, config.sharing)?.with_reach(reach);
+    let (space, nvshmem) = transport::join_nvshmem(space, peers, &device, config)?;
+    let budget = sms(std::slice::from_ref(&device), config, space.reach(), for_copies);
     let launcher = match &device {
-        Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, &reach)?,
+        Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, space.reach())?,
         // A share of the cores, as if all ranks lived here.
         Device::Host => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
     };
     let launchers = PerRank::new(rank..rank + 1, |rank| Arc::clone(&launcher[rank % launcher.len()]));
-    let space = SymmetricSpace::among(peers, &device, config.sharing)?.with_reach(reach);
     let backend = device.backend();
     let mut members = members(space, PerRank::new(rank..rank + 1, |_| device.clone()), config)?;
     let watch = PeerWatch::new(&members.faults[rank], peers.bootstrap())?;
-    let exchange = transport::exchange_among(peers, &device, members.space.reach(), &members.faults[rank])?;
+    let (nvshmem, words) = nvshmem.unzip();
+    let puts = nvshmem.as_ref().map(|membership| &membership.nvshmem).zip(words);
+    let (reach, log) = (members.space.reach(), &members.faults[rank]);
+    let exchange = transport::exchange_among(peers, &device, reach, log, puts)?;
     members.exchanges = PerRank::new(rank..rank + 1, |_| exchange.clone());
-    Ok(Formed { _watch: Some(watch), everywhere: false, members, launchers, backend, gpus })
+    Ok(Formed { _watch: Some(watch), everywhere: false, members, launchers, backend, gpus, nvshmem })
 }
 
-/// The SMs that GEMMs may use, if not all: what the caller leaves, less `for_copies`, and less those that NCCL's kernels need.
-/// These wait for peers, and a GEMM waits for them: one that had all SMs would wait for ever. So it is whether or not ranks
+/// The SMs that GEMMs may use, if not all: what the caller leaves, less `for_copies`, and less those that kernels of NCCL's
+/// or NVSHMEM's need. These wait for peers, and a GEMM waits for them: one that had all SMs would wait for ever. So it is whether or not ranks
 /// share a GPU.
 fn sms(devices: &[Device], config: &GroupConfig, reach: &Reach, for_copies: u32) -> Option<u32> {
     let asked = config.sm_budget.map(NonZeroU32::get);
-    let for_nccl = if reach.is_complete() { 0 } else { SMS_FOR_NCCL };
+    let for_exchange = if reach.is_complete() { 0 } else { SMS_FOR_NCCL };
     let least = devices.iter().filter_map(Device::as_cuda).map(|gpu| gpu.multiprocessors()).min();
-    let Some(all) = least.filter(|_| for_copies + for_nccl > 0) else { return asked };
-    let free = all.saturating_sub(for_copies + for_nccl).max(1);
+    let Some(all) = least.filter(|_| for_copies + for_exchange > 0) else { return asked };
+    let free = all.saturating_sub(for_copies + for_exchange).max(1);
     Some(asked.map_or(free, |asked| asked.min(free)))
 }
 
-/// Kernels of ranks that exchange by NCCL leave whole SMs to its kernels.
+/// Kernels of ranks that exchange by NCCL or NVSHMEM leave whole SMs to those' kernels.
 fn launchers(devices: &[Device], budget: Option<u32>, reach: &Reach) -> Result<Vec<Arc<Launcher>>> {
     Ok(match reach.is_complete() {
         true => Launcher::sharing(devices, budget)?,

@@ -18,7 +18,7 @@ impl Group {
     }
 
     /// As [`Group::from_env`], with a say in everything. Every rank calls it with the same configuration. What the environment says
-    /// goes before: `FLUX_TRANSPORT` (auto, p2p, nccl, sockets) and `FLUX_FAKE_NODES` (a number).
+    /// goes before: `FLUX_TRANSPORT` (auto, p2p, nccl, sockets, nvshmem) and `FLUX_FAKE_NODES` (a number).
     pub fn from_env_with(config: GroupConfig) -> Result<Self> {
         let config = config.overridden()?;
         let found = launch_environment()?.ok_or(Error::NotLaunched)?;

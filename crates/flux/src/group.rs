@@ -6,7 +6,7 @@ use flux_launch::Launcher;
 use flux_memory::{
     Backend, Bootstrap, Device, ExchangeFailure, FaultLog, PerRank, Placement, Sharing, Stream, WaitSite,
 };
-use flux_transport::{Members, SignalLoss};
+use flux_transport::{Members, Nvshmem, SignalLoss};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -200,7 +200,10 @@ impl Group {
             Some(fault) => {
                 let names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
                 Err(Error::WaitExpired {
-                    op: names.get(fault.op as usize).cloned().unwrap_or_default(),
+                    op: names
+                        .get(fault.op as usize)
+                        .map_or("an exchange of ranks", String::as_str)
+                        .to_owned(),
                     rank: fault.rank as usize,
                     peer: fault.peer as usize,
                     tile: (fault.tile != WaitSite::NO_TILE)
@@ -266,6 +269,11 @@ impl Group {
 
     pub(crate) fn members(&self) -> &Members {
         &self.0.formed.members
+    }
+
+    /// What ranks put by, if that is the group's transport.
+    pub(crate) fn nvshmem(&self) -> Option<&Arc<Nvshmem>> {
+        self.0.formed.nvshmem()
     }
 
     pub(crate) fn launcher(&self, rank: usize) -> &Launcher {

@@ -15,6 +15,7 @@ mod group;
 mod operation;
 mod plan;
 mod push;
+mod puts;
 mod reduction;
 mod scales;
 mod schedules;

@@ -10,6 +10,7 @@ use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
 use crate::plan::{Path, PathPreference};
+use crate::puts;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
@@ -20,7 +21,7 @@ use flux_launch::{
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
 use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
-use flux_transport::{PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
+use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
@@ -90,8 +91,10 @@ impl Reduction {
             Owners::All => max_rows,
         };
         let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
-        let delivery = delivery::Choice::new(spec.delivery, group);
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
+        let puts = may_fuse && owners == Owners::Shards && puts::prepare(group, spec)?;
+        let delivery =
+            if puts { delivery::Choice::PutAsAsked } else { delivery::Choice::new(spec.delivery, group) };
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
         let some_relayed =
@@ -112,6 +115,7 @@ impl Reduction {
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
             relayed,
+            puts,
             direction: spec.direction,
             placement: group.config().peer_memory,
             op,
@@ -127,7 +131,10 @@ impl Reduction {
             let in_reach = group.members().space.reach().of_rank(rank);
             let table = destinations(world_size, &scatter, rank, (owners, in_reach));
             let device = group.device(rank)?;
-            Ok::<_, Error>(Destinations::new(device, spec.dtype, &table, slots)?)
+            let table = Destinations::new(device, spec.dtype, &table, slots)?;
+            let Some(nvshmem) = group.nvshmem().filter(|_| puts) else { return Ok(table) };
+            let routes = puts::routes(nvshmem, &scatter, rank, world_size);
+            Ok::<_, Error>(table.with_puts(&routes, Nvshmem::SIGNAL_SET)?)
         })?;
         let counters = PerRank::try_new(group.local_ranks(), |rank| {
             let bytes = scatter.blocks().saturating_mul(world_size).saturating_mul(size_of::<u32>());

@@ -142,7 +142,9 @@ impl Schedules {
         tables: impl FnOnce(&Tiling) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
-        let aligned = gemm.params.are_operands_aligned(gemm.dtype);
+        // Hopper's kernel does not put: the portable one, which takes what is not aligned, does.
+        let puts = gemm.destinations.is_some_and(Destinations::has_puts);
+        let aligned = gemm.params.are_operands_aligned(gemm.dtype) && !puts;
         let key = Some((gemm.shards.total(), gemm.policy, aligned));
         let found = self.entries.iter().position(|entry| entry.key == key);
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);

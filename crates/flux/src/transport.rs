@@ -1,8 +1,10 @@
 //! How ranks get at each other: which nodes there are, who addresses whose memory, and what goes between the others.
 
 use crate::{Error, GroupConfig, Result};
-use flux_memory::{Backend, Device, FaultLog, Peers, PerRank, Placement, Reach};
-use flux_transport::{Exchange, NcclExchange, SocketExchange};
+use flux_memory::{
+    Backend, Device, FaultLog, Peers, PerRank, Placement, Reach, SymmetricBuffer, SymmetricSpace,
+};
+use flux_transport::{Exchange, NcclExchange, Nvshmem, PutExchange, SocketExchange};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +21,8 @@ pub enum Transport {
     Nccl,
     /// Sockets, also within a node. Only on the host backend.
     Sockets,
-    /// NVSHMEM's put with signal: not there yet.
+    /// NVSHMEM: its memory, and its puts where it gives no address of a peer's, which between nodes is never asked for. Only on GPUs,
+    /// one rank per process.
     Nvshmem,
 }
 
@@ -75,16 +78,29 @@ pub(crate) fn reach(machines: &[Range<usize>], config: &GroupConfig, backend: Ba
         }
         (Transport::Nccl, Backend::Host) => unfit("NCCL connects GPUs, and this group runs on the host"),
         (Transport::Sockets, Backend::Cuda) => unfit("sockets connect ranks of the host backend only"),
-        (Transport::Nvshmem, _) => unfit("there is no NVSHMEM transport yet"),
+        (Transport::Nvshmem, Backend::Cuda) if config.peer_memory == Placement::PinnedHost => {
+            unfit("NVSHMEM's memory is the GPUs' own, and peers were to write to pinned host memory")
+        }
+        (Transport::Nvshmem, Backend::Cuda) => Ok(reach),
+        (Transport::Nvshmem, Backend::Host) => {
+            unfit("NVSHMEM connects GPUs, and this group runs on the host")
+        }
     }
 }
 
 /// What ranks that live in this process, on `devices`, exchange with those out of reach by.
 pub(crate) fn exchanges_here(
+    transport: Transport,
     devices: &PerRank<Device>,
     reach: &Reach,
     faults: &PerRank<Arc<FaultLog>>,
 ) -> Result<PerRank<Option<Arc<dyn Exchange>>>> {
+    if transport == Transport::Nvshmem {
+        let reason =
+            "NVSHMEM knows one rank in each process; start them with `flux launch`, torchrun or mpirun"
+                .to_owned();
+        return Err(Error::UnfitTransport { transport, reason });
+    }
     if reach.is_complete() {
         return Ok(PerRank::new(devices.ranks(), |_| None));
     }
@@ -103,16 +119,59 @@ pub(crate) fn exchange_among(
     device: &Device,
     reach: &Reach,
     faults: &Arc<FaultLog>,
+    nvshmem: Option<(&Arc<Nvshmem>, SymmetricBuffer)>,
 ) -> Result<Option<Arc<dyn Exchange>>> {
-    Ok(match device {
+    let place = (peers.rank(), peers.world_size());
+    Ok(match (device, nvshmem) {
         _ if reach.is_complete() => None,
-        Device::Host => some(SocketExchange::among(peers, reach)?),
-        Device::Cuda(_) => some(NcclExchange::among(peers, device, faults, reach)?),
+        (_, Some((nvshmem, words))) => {
+            some(PutExchange::new(Arc::<Nvshmem>::clone(nvshmem), device, place, words, faults)?)
+        }
+        (Device::Host, None) => some(SocketExchange::among(peers, reach)?),
+        (Device::Cuda(_), None) => some(NcclExchange::among(peers, device, faults, reach)?),
     })
 }
 
 fn some(exchange: impl Exchange + 'static) -> Option<Arc<dyn Exchange>> {
     Some(Arc::new(exchange))
+}
+
+/// Makes this process a PE of NVSHMEM, if that is the transport. Then memory of `space` comes from there, and ranks of a node
+/// address each other's if it gives them addresses; and there are words for a [`PutExchange`].
+pub(crate) fn join_nvshmem(
+    space: SymmetricSpace,
+    peers: &Peers,
+    device: &Device,
+    config: &GroupConfig,
+) -> Result<(SymmetricSpace, Option<(Membership, SymmetricBuffer)>)> {
+    if config.transport != Transport::Nvshmem {
+        return Ok((space, None));
+    }
+    let nvshmem = Arc::new(Nvshmem::join(peers, device)?);
+    let (heap, reach) = (Arc::<Nvshmem>::clone(&nvshmem), Reach::clone(space.reach()));
+    let space = space.with_heap(heap);
+    let unaddressed = space.clone().with_reach(reach.clone().without_addresses());
+    let bytes = PutExchange::bytes(peers.world_size());
+    let words = SymmetricBuffer::allocate(unaddressed, bytes, Placement::Device)?;
+    let reach = nvshmem.reach(peers, reach, &words)?;
+    Ok((space.with_reach(reach), Some((Membership { nvshmem, together: false }, words))))
+}
+
+/// This process as a PE of NVSHMEM, which ends with this if all ranks leave together.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    pub(crate) nvshmem: Arc<Nvshmem>,
+    pub(crate) together: bool,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.together
+            && let Err(error) = self.nvshmem.leave()
+        {
+            tracing::warn!(%error, "NVSHMEM has not ended");
+        }
+    }
 }
 
 /// Lets GPUs that are to address each other's memory do so.
@@ -155,7 +214,10 @@ mod tests {
             (one, Transport::Nccl, 0, Backend::Host, None),
             (one, Transport::Sockets, 2, Backend::Host, Some((2, false))),
             (one, Transport::Sockets, 0, Backend::Cuda, None),
-            (one, Transport::Nvshmem, 0, Backend::Cuda, None),
+            (one, Transport::Nvshmem, 0, Backend::Cuda, Some((1, true))),
+            (one, Transport::Nvshmem, 4, Backend::Cuda, Some((4, false))),
+            (&two, Transport::Nvshmem, 0, Backend::Cuda, Some((2, true))),
+            (one, Transport::Nvshmem, 0, Backend::Host, None),
             (one, Transport::Auto, 5, Backend::Host, None),
             (&two, Transport::Auto, 2, Backend::Host, None),
         ] {

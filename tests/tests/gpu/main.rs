@@ -3,6 +3,7 @@
 mod faults;
 mod load;
 mod nodes;
+mod nvshmem;
 mod ops;
 mod overlap;
 mod processes;

@@ -19,26 +19,25 @@ const THIS: &str = "nodes::rank";
 const SHARE_GPUS: &str = "export NCCL_MULTI_RANK_GPU_ENABLE=1;";
 
 /// How long a wait may last where a rank is lost: much longer than its loss may go unnoticed.
-const BUDGET: Duration = Duration::from_secs(120);
+pub(crate) const BUDGET: Duration = Duration::from_secs(120);
 
 /// What the processes run: the part that they are told, `TRANSPORT NODES WHAT`.
 #[test]
 #[ignore = "the other tests run it as the ranks of a group"]
 fn rank() {
-    let part = std::env::var(PART).unwrap();
-    let words: Vec<_> = part.split(' ').collect();
-    let [transport, nodes, what] = words[..] else { panic!("{part}") };
-    let mut config = GroupConfig::default();
-    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
-    config.transport = transport.parse().unwrap();
-    config.fake_nodes = nodes.parse().ok().and_then(NonZeroUsize::new);
-    match what {
+    run_part();
+}
+
+/// Runs the part that this process is told.
+pub(crate) fn run_part() {
+    let (mut config, what) = told();
+    match what.as_str() {
         "late" => config.wait_budget = Duration::from_secs(2),
         "bits" => return same_bits(&config),
         _ => {}
     }
     let group = Group::from_env_with(config).unwrap();
-    match what {
+    match what.as_str() {
         "table" => {
             let world_size = group.world_size();
             // Processes that share a GPU take turns on it in every step of an exchange: few chunks, and fewer cases for more ranks.
@@ -50,6 +49,18 @@ fn rank() {
         "late" => late(&group),
         op => call_forever(&group, op),
     }
+}
+
+/// How the part's group is formed, and what it does.
+pub(crate) fn told() -> (GroupConfig, String) {
+    let part = std::env::var(PART).unwrap();
+    let words: Vec<_> = part.split(' ').collect();
+    let [transport, nodes, what] = words[..] else { panic!("{part}") };
+    let mut config = GroupConfig::default();
+    (config.backend, config.wait_budget) = (BackendChoice::Cuda, BUDGET);
+    config.transport = transport.parse().unwrap();
+    config.fake_nodes = nodes.parse().ok().and_then(NonZeroUsize::new);
+    (config, what.to_owned())
 }
 
 /// A rank that makes no call is an error of the other within the budget.

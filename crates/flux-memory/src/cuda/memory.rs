@@ -23,11 +23,8 @@ pub(crate) fn allocate(
                 return Ok(None);
             }
             check("cuMemAlloc", status)?;
-            // A memset on the default stream would return early, wait for others' work, and not for whom it is to precede.
-            let stream = CudaStream::new(device, Priority::Transfer)?;
             // SAFETY: the range was just allocated.
-            check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, stream.raw()) })?;
-            stream.synchronize()?;
+            unsafe { zero(device, Address(address), bytes)? };
             Ok(Some(Address(address)))
         }
         Placement::PinnedHost => {
@@ -44,6 +41,18 @@ pub(crate) fn allocate(
             Ok(Some(Address::from(pointer)))
         }
     }
+}
+
+/// Zeroes device memory; returns when it is done.
+///
+/// # Safety
+/// The range is live, and nobody else accesses it.
+pub(crate) unsafe fn zero(device: &Arc<CudaDevice>, address: Address, bytes: usize) -> Result<()> {
+    // A memset on the default stream would return early, wait for others' work, and not for whom it is to precede.
+    let stream = CudaStream::new(device, Priority::Transfer)?;
+    // SAFETY: the caller's promise.
+    check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes, stream.raw()) })?;
+    stream.synchronize()
 }
 
 /// # Safety

@@ -1,6 +1,5 @@
 //! Memory of GPUs, and pinned memory of the host, that several processes use.
 
-use super::stream::{CudaStream, Priority};
 use super::{CudaDevice, check};
 use crate::host::shared::Mapping;
 use crate::{Address, Error, Result};
@@ -74,10 +73,8 @@ impl VmmMemory {
         // SAFETY: the driver has just opened it, for the caller to close.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let memory = Self::map(device, &allocated, bytes)?;
-        let stream = CudaStream::new(device, Priority::Transfer)?;
         // SAFETY: the range was just mapped.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(memory.address, 0, bytes, stream.raw()) })?;
-        stream.synchronize()?;
+        unsafe { super::memory::zero(device, memory.address(), bytes)? };
         Ok(Some((memory, file)))
     }
 

@@ -187,7 +187,7 @@ impl NcclExchange {
         let messages = |first: usize| -> Vec<_> {
             let peers = (0..world_size).filter(|&peer| !reach.has(rank, peer));
             let at = |peer: usize| memory.address().add((first + peer) * EACH);
-            peers.map(|peer| Message { peer, memory: at(peer), bytes: EACH }).collect()
+            peers.map(|peer| Message { peer, memory: at(peer), place: at(peer), bytes: EACH }).collect()
         };
         // Peers may still be about to make their communicators.
         let log = log.with_budget(FORMING_LIMIT);
@@ -219,12 +219,12 @@ impl Exchange for NcclExchange {
         unsafe {
             self.communicator.enqueue(stream, log, |nccl, raw, stream| {
                 let here = |message: &&Message| message.bytes > 0;
-                for Message { peer, memory, bytes } in sends.iter().filter(here) {
+                for Message { peer, memory, bytes, .. } in sends.iter().filter(here) {
                     let peer = c_int::try_from(*peer).unwrap_or(c_int::MAX);
                     let sent = (nccl.ncclSend)(memory.as_ptr::<()>().cast(), *bytes, byte, peer, raw, stream);
                     communicator::accepted(nccl, sent)?;
                 }
-                for Message { peer, memory, bytes } in receives.iter().filter(here) {
+                for Message { peer, memory, bytes, .. } in receives.iter().filter(here) {
                     let peer = c_int::try_from(*peer).unwrap_or(c_int::MAX);
                     let received =
                         (nccl.ncclRecv)(memory.as_ptr::<()>().cast(), *bytes, byte, peer, raw, stream);
