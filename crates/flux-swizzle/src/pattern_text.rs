@@ -138,7 +138,16 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for text in [
-            "", "mesh", "mesh:", "mesh:0/1", "star:0-3", "ring:3-0", "ring:0-", "mesh:0+", "ring:0-99999999", "ring:-1",
+            "",
+            "mesh",
+            "mesh:",
+            "mesh:0/1",
+            "star:0-3",
+            "ring:3-0",
+            "ring:0-",
+            "mesh:0+",
+            "ring:0-99999999",
+            "ring:-1",
         ] {
             let bad = text.parse::<Pattern>().unwrap_err();
             assert!(text.contains(&bad.part) && bad.to_string().contains("ring:0-3/4-7"), "{text}");

@@ -84,9 +84,8 @@ impl Schedule {
             return Err(Error::TooManyTransfers { max: MOST_TRANSFERS });
         }
         Ok(match collective {
-            Collective::Scatter => {
-                Self::joined(Collective::ReduceScatter, pattern, world_size, &|_| 1).straight(pattern, &chunks)
-            }
+            Collective::Scatter => Self::joined(Collective::ReduceScatter, pattern, world_size, &|_| 1)
+                .straight(pattern, &chunks),
             _ => Self::joined(collective, pattern, world_size, &chunks),
         })
     }

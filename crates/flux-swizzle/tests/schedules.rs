@@ -87,7 +87,11 @@ fn check_chunks(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
                     .into_iter()
                     .flat_map(|(to, shard, _)| (0..chunks(shard)).map(move |chunk| (to, shard, chunk)));
                 let cut: Vec<_> = cut.collect();
-                assert_eq!(of_lane(&schedule), cut, "{collective:?}, rank {rank}, lane {lane} of {pattern:?}");
+                assert_eq!(
+                    of_lane(&schedule),
+                    cut,
+                    "{collective:?}, rank {rank}, lane {lane} of {pattern:?}"
+                );
             }
         }
     }
@@ -111,7 +115,9 @@ fn check_scatter(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
         for sent in scattered.sends(rank) {
             assert!(sent.arrivals == 0 && !scattered.sums(sent));
             let after = sent.after.map(|after| &scattered.transfers()[after]);
-            assert!(after.is_none_or(|after| (after.source, after.lane) == (rank, sent.lane) && after.step < sent.step));
+            assert!(after.is_none_or(
+                |after| (after.source, after.lane) == (rank, sent.lane) && after.step < sent.step
+            ));
         }
     }
 }

@@ -1,0 +1,300 @@
+//! What one rank does of a schedule, as its streams do it: copies between ranks that can address each other, steps of an exchange
+//! between the others, in an order in which each waits only for what is before it.
+//!
+//! All of it is made when an operation is built: a call goes through it and decides nothing.
+
+use crate::{Direction, Error, Result};
+use flux_memory::{PerRank, Reach};
+use flux_swizzle::{Collective, Pattern, Schedule, Transfer};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// How a shard comes to a rank that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comes {
+    /// It is its own.
+    Own,
+    /// By a copy, which raises signals.
+    Copied,
+    /// By a step of an exchange.
+    Exchanged,
+}
+
+/// A shard that is copied: to a peer if pushed, from a peer if pulled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub(crate) peer: usize,
+    pub(crate) shard: usize,
+    /// How it has come to where it is copied from.
+    pub(crate) comes: Comes,
+    /// The stream that copies it.
+    pub(crate) lane: usize,
+    /// The lane that is to have done what is before it: both share a link.
+    pub(crate) after: Option<usize>,
+    /// No other shard was copied to, or from, the peer before.
+    pub(crate) is_first: bool,
+    /// None is afterwards.
+    pub(crate) is_last: bool,
+    /// Pulled: who pulls it on.
+    pub(crate) pulled_by: Vec<usize>,
+}
+
+/// A shard that is sent in a step of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) peer: usize,
+    pub(crate) shard: usize,
+    pub(crate) comes: Comes,
+    /// As of [`Copied`].
+    pub(crate) after: Option<usize>,
+}
+
+/// A shard that is received in a step of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) peer: usize,
+    pub(crate) shard: usize,
+    /// Whether the rank pushes it on.
+    pub(crate) is_pushed_on: bool,
+    /// Who pulls it on.
+    pub(crate) pulled_by: Vec<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    Copy(Copied),
+    Exchange { sends: Vec<Sent>, receives: Vec<Received> },
+}
+
+/// One rank's part of an AllGather.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Each with the round in which it is enqueued, in the order of these.
+    pub(crate) moves: Vec<(usize, Move)>,
+    /// The shards, its own first, as they come.
+    pub(crate) order: Vec<usize>,
+    /// How many streams copy.
+    pub(crate) lanes: usize,
+    /// The ranks in reach that anything is copied to from this one, ascending.
+    pub(crate) copied_to: BTreeSet<usize>,
+}
+
+/// What all ranks of this process do of an AllGather.
+#[derive(Clone, Debug)]
+pub(crate) struct Gathering {
+    pub(crate) parts: PerRank<Part>,
+    /// Where ranks share a device, each round is enqueued for all of them before the next: nothing waits for what is enqueued
+    /// later. One if nobody passes anything on.
+    pub(crate) rounds: usize,
+    /// Some rank's copies pass on what has come to it.
+    pub(crate) copies_on: bool,
+}
+
+/// By phase and step, which is the same at both ends; what waits for nothing of this call comes first.
+type Key = (usize, usize);
+
+fn key(transfer: &Transfer) -> Key {
+    (transfer.phase, transfer.step + 1)
+}
+
+/// The schedule of shards of one chunk: the chunks of a shard go the same ways, one behind the other.
+fn schedule(collective: Collective, pattern: &Pattern, world_size: usize) -> Result<Schedule> {
+    let ranks = pattern.world_size()?;
+    if ranks != world_size {
+        return Err(Error::OtherPattern { ranks, world_size });
+    }
+    Ok(Schedule::new(collective, pattern, |_| 1)?)
+}
+
+impl Gathering {
+    pub(crate) fn new(
+        pattern: &Pattern,
+        reach: &Reach,
+        direction: Direction,
+        ranks: Range<usize>,
+    ) -> Result<Self> {
+        let schedule = schedule(Collective::AllGather, pattern, reach.world_size())?;
+        let passed_on = || schedule.transfers().iter().filter(|transfer| transfer.arrivals > 0);
+        let copies_on = passed_on().any(|transfer| reach.has(transfer.source, transfer.destination));
+        let of = |rank| moves(&schedule, reach, direction, rank);
+        let mut keys: BTreeSet<Key> = BTreeSet::new();
+        if passed_on().next().is_some() {
+            (0..reach.world_size()).for_each(|rank| keys.extend(of(rank).into_iter().map(|(key, _)| key)));
+        }
+        let round_of: BTreeMap<Key, usize> = keys.into_iter().zip(0..).collect();
+        let parts = PerRank::new(ranks, |rank| {
+            let round = |key| round_of.get(&key).copied().unwrap_or(0);
+            let moves: Vec<_> = of(rank).into_iter().map(|(key, of)| (round(key), of)).collect();
+            let to = schedule.sends(rank).iter().map(|sent| sent.destination);
+            let copied_to = to.filter(|&to| reach.has(rank, to)).collect();
+            let mut part = Part { moves, order: schedule.shard_order(rank), lanes: 0, copied_to };
+            part.lanes = part.copies().map(|(_, copied)| copied.lane + 1).max().unwrap_or(0);
+            part
+        });
+        Ok(Self { parts, rounds: round_of.len().max(1), copies_on })
+    }
+}
+
+/// What `rank` does, in order.
+fn moves(schedule: &Schedule, reach: &Reach, direction: Direction, rank: usize) -> Vec<(Key, Move)> {
+    let (transfers, sends) = (schedule.transfers(), schedule.sends(rank));
+    let arrivals: Vec<&Transfer> = schedule.arrivals(rank).iter().map(|&index| &transfers[index]).collect();
+    let in_reach = |transfer: &Transfer| reach.has(transfer.source, transfer.destination);
+    let mut came = vec![Comes::Own; schedule.world_size()];
+    for arrival in &arrivals {
+        came[arrival.shard] = if in_reach(arrival) { Comes::Copied } else { Comes::Exchanged };
+    }
+    let mut copied_on = vec![Vec::new(); schedule.world_size()];
+    for sent in sends.iter().filter(|sent| in_reach(sent)) {
+        copied_on[sent.shard].push(sent.destination);
+    }
+    let pulls = direction == Direction::Pull;
+    let pulled_by = |shard: usize| if pulls { copied_on[shard].clone() } else { Vec::new() };
+    // What shares a link with a copy of another lane, and is to follow it.
+    let after = |transfer: &Transfer| {
+        let before = transfer.after.map(|after| &transfers[after]).filter(|before| in_reach(before));
+        before.filter(|before| !pulls && before.lane != transfer.lane).map(|before| before.lane)
+    };
+
+    let mut all: Vec<(Key, Move)> = Vec::new();
+    let copies: Vec<&Transfer> = if pulls { arrivals.clone() } else { sends.iter().collect() }
+        .into_iter()
+        .filter(|of| in_reach(of))
+        .collect();
+    let peer = |transfer: &Transfer| if pulls { transfer.source } else { transfer.destination };
+    let mut waiting = BTreeSet::new();
+    for copy in copies {
+        let comes = match (copy.source == copy.shard, pulls) {
+            (true, _) => Comes::Own,
+            (false, true) => Comes::Copied, // whoever has it says so by a signal
+            (false, false) => came[copy.shard],
+        };
+        // Behind a copy that waits, others of its lane wait too.
+        if comes != Comes::Own || after(copy).is_some() {
+            waiting.insert(copy.lane);
+        }
+        let copied = Copied {
+            peer: peer(copy),
+            shard: copy.shard,
+            comes,
+            lane: copy.lane,
+            after: after(copy),
+            is_first: false,
+            is_last: false,
+            pulled_by: pulled_by(copy.shard),
+        };
+        let key = if waiting.contains(&copy.lane) { key(copy) } else { Key::default() };
+        all.push((key, Move::Copy(copied)));
+    }
+    let mut steps: BTreeMap<Key, (Vec<Sent>, Vec<Received>)> = BTreeMap::new();
+    for sent in sends.iter().filter(|sent| !in_reach(sent)) {
+        let &Transfer { destination: peer, shard, .. } = sent;
+        let sent_now = Sent { peer, shard, comes: came[shard], after: after(sent) };
+        steps.entry(key(sent)).or_default().0.push(sent_now);
+    }
+    for arrival in arrivals.iter().filter(|arrival| !in_reach(arrival)) {
+        let &&Transfer { source: peer, shard, .. } = arrival;
+        let is_pushed_on = !pulls && !copied_on[shard].is_empty();
+        let received = Received { peer, shard, is_pushed_on, pulled_by: pulled_by(shard) };
+        steps.entry(key(arrival)).or_default().1.push(received);
+    }
+    all.extend(steps.into_iter().map(|(key, (sends, receives))| (key, Move::Exchange { sends, receives })));
+    // Stable: copies keep their order, and come before an exchange of the same step.
+    all.sort_by_key(|&(key, _)| key);
+    let is_new = |peers: &mut BTreeSet<usize>, of: &mut Move, mark: fn(&mut Copied)| {
+        if let Move::Copy(copied) = of
+            && peers.insert(copied.peer)
+        {
+            mark(copied);
+        }
+    };
+    let [mut first, mut last] = [BTreeSet::new(), BTreeSet::new()];
+    all.iter_mut().for_each(|(_, of)| is_new(&mut first, of, |copied| copied.is_first = true));
+    all.iter_mut().rev().for_each(|(_, of)| is_new(&mut last, of, |copied| copied.is_last = true));
+    all
+}
+
+impl Part {
+    /// The moves of a round.
+    pub(crate) fn of_round(&self, round: usize) -> impl Iterator<Item = &Move> {
+        let begin = self.moves.partition_point(|&(of, _)| of < round);
+        self.moves[begin..].iter().take_while(move |&&(of, _)| of == round).map(|(_, of)| of)
+    }
+
+    pub(crate) fn copies(&self) -> impl Iterator<Item = (usize, &Copied)> + Clone {
+        self.moves.iter().filter_map(|(round, of)| match of {
+            Move::Copy(copied) => Some((*round, copied)),
+            Move::Exchange { .. } => None,
+        })
+    }
+
+    pub(crate) fn sends(&self) -> impl Iterator<Item = &Sent> {
+        self.moves.iter().flat_map(|(_, of)| match of {
+            Move::Copy(_) => &[][..],
+            Move::Exchange { sends, .. } => sends,
+        })
+    }
+
+    pub(crate) fn receives(&self) -> impl Iterator<Item = &Received> {
+        self.moves.iter().flat_map(|(_, of)| match of {
+            Move::Copy(_) => &[][..],
+            Move::Exchange { receives, .. } => receives,
+        })
+    }
+}
+
+/// A turn of a ReduceScatter whose parts go straight to their owners.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Whose rows the rank computes and sends in it.
+    pub(crate) to: Option<usize>,
+    /// Who sends to the rank in it.
+    pub(crate) from: Vec<usize>,
+}
+
+/// One rank's part of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Scattering {
+    pub(crate) turns: Vec<Turn>,
+    /// The shards, its own last, as they are computed.
+    pub(crate) order: Vec<usize>,
+    /// By peer: which stream copies to it, or from it.
+    lanes: Vec<usize>,
+}
+
+impl Scattering {
+    pub(crate) fn of_ranks(
+        pattern: &Pattern,
+        world_size: usize,
+        ranks: Range<usize>,
+    ) -> Result<PerRank<Self>> {
+        let schedule = schedule(Collective::Scatter, pattern, world_size)?;
+        Ok(PerRank::new(ranks, |rank| {
+            let mut turns = vec![Turn::default(); world_size.saturating_sub(1)];
+            let mut lanes = vec![0; world_size];
+            for sent in schedule.sends(rank) {
+                turns[sent.step].to = Some(sent.destination);
+                lanes[sent.destination] = sent.lane;
+            }
+            for arrival in schedule.arrivals(rank).iter().map(|&index| &schedule.transfers()[index]) {
+                turns[arrival.step].from.push(arrival.source);
+            }
+            Self { turns, order: schedule.shard_order(rank), lanes }
+        }))
+    }
+
+    /// The turn in which the rank sends what `owner` sums.
+    pub(crate) fn turn_of(&self, owner: usize) -> Option<usize> {
+        self.turns.iter().position(|turn| turn.to == Some(owner))
+    }
+
+    /// The stream of what the rank copies to a peer, or from it.
+    pub(crate) fn lane(&self, peer: usize) -> usize {
+        self.lanes.get(peer).copied().unwrap_or(0)
+    }
+
+    /// How many streams copy between ranks in reach.
+    pub(crate) fn lanes(&self, in_reach: impl Iterator<Item = usize>) -> usize {
+        in_reach.map(|peer| self.lane(peer) + 1).max().unwrap_or(0)
+    }
+}
