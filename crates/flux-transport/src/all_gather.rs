@@ -266,6 +266,11 @@ impl AllGather {
         Ok(())
     }
 
+    /// Who sends to whom.
+    pub const fn pattern(&self) -> &Pattern {
+        &self.spec.pattern
+    }
+
     /// In how many rounds the transfers of a call are started: one, unless ranks pass on what has come to them.
     pub const fn rounds(&self) -> usize {
         self.rounds

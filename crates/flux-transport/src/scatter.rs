@@ -235,6 +235,11 @@ impl Scatter {
         self.partial.as_ref().map_or(Address::NULL, |partial| partial.address(rank))
     }
 
+    /// What gives the order in which owners are sent to.
+    pub const fn pattern(&self) -> &Pattern {
+        &self.spec.pattern
+    }
+
     /// The order in which `rank` sends shards to their owners, its own last: that in which they are best computed. Of a rank that
     /// does not live here, none.
     pub fn order(&self, rank: usize) -> &[usize] {
