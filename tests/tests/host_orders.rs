@@ -176,7 +176,7 @@ fn a_lost_signal_in_a_ring_is_named() {
         (PathPreference::Fused, Direction::Pull),
     ] {
         let mut config = config(0);
-        config.wait_budget = Duration::from_millis(300);
+        config.wait_budget = Duration::from_millis(500);
         config.signal_loss = Some(SignalLoss { from: 3, to: 1 });
         let group = Group::local_with(4, config).unwrap();
         let data = Data::new(64);

@@ -298,3 +298,142 @@ impl Scattering {
         in_reach.map(|peer| self.lane(peer) + 1).max().unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patterns(world_size: usize) -> Vec<Pattern> {
+        let (half, rest) = (world_size / 2, world_size - world_size / 2);
+        let third = [world_size / 3, (world_size + 1) / 3, (world_size + 2) / 3];
+        vec![
+            Pattern::full_mesh(world_size),
+            Pattern::ring(world_size),
+            Pattern::two_level(&[half, rest]),
+            Pattern::islands(&[rest, half]),
+            Pattern::islands(&third),
+            Pattern::Nested(vec![
+                Pattern::two_level(&[half / 2, half - half / 2]),
+                Pattern::Ring(vec![(half..world_size).collect()]),
+            ]),
+        ]
+    }
+
+    fn all() -> impl Iterator<Item = (Pattern, Reach, Direction)> {
+        let sizes =
+            (1..9).flat_map(|world_size| (1..=world_size.min(4)).map(move |nodes| (world_size, nodes)));
+        sizes.flat_map(|(world_size, nodes)| {
+            let of_pattern = move |pattern: Pattern| {
+                [Direction::Push, Direction::Pull]
+                    .map(|direction| (pattern.clone(), Reach::split(world_size, nodes), direction))
+            };
+            patterns(world_size).into_iter().flat_map(of_pattern)
+        })
+    }
+
+    /// Where all is enqueued round by round, rank by rank, no copy waits for what is enqueued later, and every shard comes to every
+    /// rank once; what is sent in a round is received in it.
+    #[test]
+    fn nothing_waits_for_what_comes_later() {
+        for (pattern, reach, direction) in all() {
+            let world_size = reach.world_size();
+            let what = format!("{pattern} on {:?}, {direction}", reach.nodes());
+            let Gathering { parts, rounds, copies_on } =
+                Gathering::new(&pattern, &reach, direction, 0..world_size).unwrap();
+            let mut held: BTreeSet<(usize, usize)> = (0..world_size).map(|rank| (rank, rank)).collect();
+            let mut passed_on = 0;
+            for round in 0..rounds {
+                let (mut sent, mut received) = (BTreeSet::new(), BTreeSet::new());
+                for (rank, part) in parts.pairs() {
+                    for of_round in part.of_round(round) {
+                        match of_round {
+                            Move::Copy(Copied { peer, shard, comes, .. }) => {
+                                let (from, to) =
+                                    if direction == Direction::Push { (rank, *peer) } else { (*peer, rank) };
+                                assert!(
+                                    reach.has(from, to) && held.contains(&(from, *shard)),
+                                    "{what}: {of_round:?}"
+                                );
+                                assert_eq!(*comes == Comes::Own, from == *shard, "{what}");
+                                assert!(held.insert((to, *shard)), "{what}: {of_round:?} again");
+                                passed_on += usize::from(*comes != Comes::Own);
+                            }
+                            Move::Exchange { sends, receives } => {
+                                for Sent { peer, shard, comes, .. } in sends {
+                                    assert!(
+                                        !reach.has(rank, *peer) && held.contains(&(rank, *shard)),
+                                        "{what}"
+                                    );
+                                    assert_eq!(*comes == Comes::Own, rank == *shard, "{what}");
+                                    assert!(sent.insert((rank, *peer, *shard)), "{what}");
+                                }
+                                received.extend(receives.iter().map(|of| (of.peer, rank, of.shard)));
+                            }
+                        }
+                    }
+                }
+                assert_eq!(sent, received, "{what}, round {round}");
+                received.into_iter().for_each(|(_, to, shard)| assert!(held.insert((to, shard)), "{what}"));
+            }
+            assert_eq!(held.len(), world_size * world_size, "{what}");
+            assert_eq!(copies_on, passed_on > 0, "{what}");
+            // An acknowledgement is waited for once, and given once.
+            for part in parts.iter() {
+                for mark in [|of: &Copied| of.is_first, |of: &Copied| of.is_last] {
+                    let marked: Vec<_> =
+                        part.copies().filter(|(_, of)| mark(of)).map(|(_, of)| of.peer).collect();
+                    let peers: BTreeSet<_> = part.copies().map(|(_, of)| of.peer).collect();
+                    assert!(
+                        marked.len() == peers.len() && marked.into_iter().collect::<BTreeSet<_>>() == peers
+                    );
+                }
+            }
+        }
+    }
+
+    /// All to all on one node: one round, one lane, each peer once, beginning next to the rank.
+    #[test]
+    fn a_mesh_is_one_round_of_copies() {
+        for world_size in 1..9 {
+            let (mesh, reach) = (Pattern::full_mesh(world_size), Reach::one_node(world_size));
+            for direction in [Direction::Push, Direction::Pull] {
+                let all = Gathering::new(&mesh, &reach, direction, 0..world_size).unwrap();
+                assert!(all.rounds == 1 && !all.copies_on);
+                for (rank, part) in all.parts.pairs() {
+                    let peers: Vec<_> = part.copies().map(|(_, of)| of.peer).collect();
+                    let step = |step: usize| match direction {
+                        Direction::Push => (rank + world_size - step) % world_size,
+                        Direction::Pull => (rank + step) % world_size,
+                    };
+                    assert_eq!(peers, (1..world_size).map(step).collect::<Vec<_>>());
+                    assert!(part.copies().all(|(_, of)| of.lane == 0 && of.is_first && of.is_last));
+                }
+            }
+            let scattered = Scattering::of_ranks(&mesh, world_size, 0..world_size).unwrap();
+            for (rank, part) in scattered.pairs() {
+                for (turn, step) in part.turns.iter().zip(1..) {
+                    assert_eq!(turn.to, Some((rank + step) % world_size));
+                    assert_eq!(turn.from, [(rank + world_size - step) % world_size]);
+                }
+            }
+        }
+    }
+
+    /// Each rank sends to every other in one turn, in which that one expects it.
+    #[test]
+    fn turns_of_a_scatter_meet() {
+        for (pattern, reach, _) in all() {
+            let world_size = reach.world_size();
+            let parts = Scattering::of_ranks(&pattern, world_size, 0..world_size).unwrap();
+            for (rank, part) in parts.pairs() {
+                let to: Vec<_> = part.turns.iter().filter_map(|turn| turn.to).collect();
+                assert_eq!(to, part.order[..world_size - 1]);
+                for owner in to {
+                    let turn = part.turn_of(owner).unwrap();
+                    assert!(parts[owner].turns[turn].from.contains(&rank));
+                    assert_eq!(part.lane(owner), parts[owner].lane(rank));
+                }
+            }
+        }
+    }
+}
