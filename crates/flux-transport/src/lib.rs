@@ -17,6 +17,7 @@ mod shard_push;
 mod socket_exchange;
 mod trace;
 mod transfer;
+mod turns;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;

@@ -98,7 +98,7 @@ fn key(transfer: &Transfer) -> Key {
 }
 
 /// The schedule of shards of one chunk: the chunks of a shard go the same ways, one behind the other.
-fn schedule(collective: Collective, pattern: &Pattern, world_size: usize) -> Result<Schedule> {
+pub(crate) fn schedule(collective: Collective, pattern: &Pattern, world_size: usize) -> Result<Schedule> {
     let ranks = pattern.world_size()?;
     if ranks != world_size {
         return Err(Error::OtherPattern { ranks, world_size });
@@ -243,67 +243,12 @@ impl Part {
     }
 }
 
-/// A turn of a ReduceScatter whose parts go straight to their owners.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Turn {
-    /// Whose rows the rank computes and sends in it.
-    pub(crate) to: Option<usize>,
-    /// Who sends to the rank in it.
-    pub(crate) from: Vec<usize>,
-}
-
-/// One rank's part of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Scattering {
-    pub(crate) turns: Vec<Turn>,
-    /// The shards, its own last, as they are computed.
-    pub(crate) order: Vec<usize>,
-    /// By peer: which stream copies to it, or from it.
-    lanes: Vec<usize>,
-}
-
-impl Scattering {
-    pub(crate) fn of_ranks(
-        pattern: &Pattern,
-        world_size: usize,
-        ranks: Range<usize>,
-    ) -> Result<PerRank<Self>> {
-        let schedule = schedule(Collective::Scatter, pattern, world_size)?;
-        Ok(PerRank::new(ranks, |rank| {
-            let mut turns = vec![Turn::default(); world_size.saturating_sub(1)];
-            let mut lanes = vec![0; world_size];
-            for sent in schedule.sends(rank) {
-                turns[sent.step].to = Some(sent.destination);
-                lanes[sent.destination] = sent.lane;
-            }
-            for arrival in schedule.arrivals(rank).iter().map(|&index| &schedule.transfers()[index]) {
-                turns[arrival.step].from.push(arrival.source);
-            }
-            Self { turns, order: schedule.shard_order(rank), lanes }
-        }))
-    }
-
-    /// The turn in which the rank sends what `owner` sums.
-    pub(crate) fn turn_of(&self, owner: usize) -> Option<usize> {
-        self.turns.iter().position(|turn| turn.to == Some(owner))
-    }
-
-    /// The stream of what the rank copies to a peer, or from it.
-    pub(crate) fn lane(&self, peer: usize) -> usize {
-        self.lanes.get(peer).copied().unwrap_or(0)
-    }
-
-    /// How many streams copy between ranks in reach.
-    pub(crate) fn lanes(&self, in_reach: impl Iterator<Item = usize>) -> usize {
-        in_reach.map(|peer| self.lane(peer) + 1).max().unwrap_or(0)
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn patterns(world_size: usize) -> Vec<Pattern> {
+    /// Of every class, with uneven parts where that can be.
+    pub(crate) fn patterns(world_size: usize) -> Vec<Pattern> {
         let (half, rest) = (world_size / 2, world_size - world_size / 2);
         let third = [world_size / 3, (world_size + 1) / 3, (world_size + 2) / 3];
         vec![
@@ -407,31 +352,6 @@ mod tests {
                     };
                     assert_eq!(peers, (1..world_size).map(step).collect::<Vec<_>>());
                     assert!(part.copies().all(|(_, of)| of.lane == 0 && of.is_first && of.is_last));
-                }
-            }
-            let scattered = Scattering::of_ranks(&mesh, world_size, 0..world_size).unwrap();
-            for (rank, part) in scattered.pairs() {
-                for (turn, step) in part.turns.iter().zip(1..) {
-                    assert_eq!(turn.to, Some((rank + step) % world_size));
-                    assert_eq!(turn.from, [(rank + world_size - step) % world_size]);
-                }
-            }
-        }
-    }
-
-    /// Each rank sends to every other in one turn, in which that one expects it.
-    #[test]
-    fn turns_of_a_scatter_meet() {
-        for (pattern, reach, _) in all() {
-            let world_size = reach.world_size();
-            let parts = Scattering::of_ranks(&pattern, world_size, 0..world_size).unwrap();
-            for (rank, part) in parts.pairs() {
-                let to: Vec<_> = part.turns.iter().filter_map(|turn| turn.to).collect();
-                assert_eq!(to, part.order[..world_size - 1]);
-                for owner in to {
-                    let turn = part.turn_of(owner).unwrap();
-                    assert!(parts[owner].turns[turn].from.contains(&rank));
-                    assert_eq!(part.lane(owner), parts[owner].lane(rank));
                 }
             }
         }

@@ -15,9 +15,9 @@
 //! an AllGather, and one wait less.
 
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
-use crate::moves::Scattering;
 use crate::relay::Relay;
 use crate::trace::Moved;
+use crate::turns::Scattering;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Pattern, Shards, Taper};

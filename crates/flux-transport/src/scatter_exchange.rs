@@ -5,9 +5,9 @@
 //! GEMM's tiles travel, its chunks are sent as soon as they are written; where they go to all, all ranks out of reach are sent
 //! to at once, from this rank's own slot, which holds the same.
 
-use crate::moves::Turn;
 use crate::relay::Relay;
 use crate::scatter::{Scatter, cut};
+use crate::turns::Turn;
 use crate::{Error, Message, Result, trace::Moved};
 use flux_swizzle::Shards;
 
