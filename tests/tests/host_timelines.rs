@@ -31,11 +31,14 @@ struct Timeline {
     groups: Vec<Vec<(usize, f64, f64)>>,
 }
 
+/// Source and lane, and, where both ends take part, destination.
+type Link = (usize, usize, Option<usize>);
+
 /// What must be the same in both.
 #[derive(Debug, PartialEq, Eq)]
 struct OrderOfEvents {
-    /// By source and lane (and, where both ends take part, destination): what was sent.
-    sent: BTreeMap<(usize, usize, Option<usize>), Vec<Key>>,
+    /// What was sent.
+    sent: BTreeMap<Link, Vec<Key>>,
     /// By rank: whose tiles were computed.
     groups: Vec<Vec<usize>>,
 }
@@ -93,7 +96,7 @@ impl Timeline {
 
     /// What must be the same; `exchanges(source, destination)`: both ends take part, and one's clock says little of the other's.
     fn order(&self, schedule: &Schedule, exchanges: &dyn Fn(usize, usize) -> bool) -> OrderOfEvents {
-        let mut sent: BTreeMap<(usize, usize, Option<usize>), Vec<(f64, Key)>> = BTreeMap::new();
+        let mut sent: BTreeMap<Link, Vec<(f64, Key)>> = BTreeMap::new();
         for transfer in schedule.transfers() {
             let (begin, _) = self.transfers[&key(transfer)];
             let &Transfer { source, destination, lane, .. } = transfer;

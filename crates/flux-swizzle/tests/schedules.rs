@@ -205,6 +205,16 @@ fn sizes(total: usize) -> Vec<Vec<usize>> {
 #[test]
 fn every_class_up_to_sixteen_ranks() {
     let one = |_: usize| 1;
+    // However many chunks all shards are cut into, they come and leave in the same order.
+    let check = |pattern: &Pattern, one: &dyn Fn(usize) -> usize| {
+        check(pattern, one);
+        for collective in [Collective::AllGather, Collective::Scatter] {
+            let [whole, cut] = [1, 3].map(|count| Schedule::new(collective, pattern, |_| count).unwrap());
+            for rank in 0..whole.world_size() {
+                assert_eq!(whole.shard_order(rank), cut.shard_order(rank), "{collective:?} of {pattern:?}");
+            }
+        }
+    };
     for world_size in 1..=16 {
         check(&Pattern::full_mesh(world_size), &one);
         check(&Pattern::ring(world_size), &one);

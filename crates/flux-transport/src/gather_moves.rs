@@ -254,10 +254,10 @@ impl AllGather {
         stream: &Stream,
     ) -> Result<()> {
         match self.here(call.rank, waits) {
-            // SAFETY: the signals belong to this op.
-            Some(here) if call.awaited == Awaited::Shards => unsafe {
-                Ok(stream.wait_values(&here.shards[shard], call.epoch)?)
-            },
+            Some(here) if call.awaited == Awaited::Shards => {
+                // SAFETY: the signals belong to this op.
+                unsafe { stream.wait_values(&here.shards[shard], call.epoch) }.map_err(Error::from)
+            }
             _ => Ok(()),
         }
     }
@@ -279,7 +279,7 @@ impl AllGather {
                 let own = self.chunks(call.rank, call.rows)?;
                 let signal = own.signal(shard, own.index_of(shard, end.saturating_sub(1)));
                 // SAFETY: the signals belong to this op.
-                Ok(unsafe { stream.wait_values(&here.chunks[signal], call.epoch)? })
+                unsafe { stream.wait_values(&here.chunks[signal], call.epoch) }.map_err(Error::from)
             }
             _ => Ok(()),
         }
