@@ -217,7 +217,8 @@ impl Schedule {
     }
 
     /// The order in which `rank` best computes shards: after an AllGather as they arrive, its own first; before a ReduceScatter or a
-    /// Scatter as they leave, its own last. See [`crate::TileOrder::tiles_along`].
+    /// Scatter as they leave, its own last. Where ways of unlike length meet, of many ranks, how finely shards are cut may decide which
+    /// of two comes first: then either order will do. See [`crate::TileOrder::tiles_along`].
     pub fn shard_order(&self, rank: usize) -> Vec<usize> {
         let mut seen = vec![false; self.world_size()];
         let mut order = Vec::with_capacity(self.world_size());

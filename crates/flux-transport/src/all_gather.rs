@@ -102,8 +102,8 @@ impl AllGather {
         let space = &members.space;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
-        let part = Gathering::new(&spec.pattern, space.reach(), spec.direction, space.local_ranks())?;
-        let Gathering { parts, rounds, copies_on } = part;
+        let Gathering { parts, rounds, copies_on } =
+            Gathering::new(&spec.pattern, space.reach(), spec.direction, space.local_ranks())?;
         if copies_on && spec.placement == Placement::PinnedHost {
             return Err(Error::CannotPassOn);
         }

@@ -250,7 +250,7 @@ pub(crate) mod tests {
     /// Of every class, with uneven parts where that can be.
     pub(crate) fn patterns(world_size: usize) -> Vec<Pattern> {
         let (half, rest) = (world_size / 2, world_size - world_size / 2);
-        let third = [world_size / 3, (world_size + 1) / 3, (world_size + 2) / 3];
+        let third = [world_size / 3, (world_size + 1) / 3, world_size.div_ceil(3)];
         vec![
             Pattern::full_mesh(world_size),
             Pattern::ring(world_size),

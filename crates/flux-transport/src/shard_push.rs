@@ -134,7 +134,8 @@ impl AllGather {
             awaited,
         };
         let link = &self.ranks[rank].link;
-        if link.log.is_some() || push.chunks == 0 || push.bytes == 0 {
+        let at_once = self.pushed_at_once(rank).next().is_some();
+        if !at_once || link.log.is_some() || push.chunks == 0 || push.bytes == 0 {
             return Ok(false);
         }
         // SAFETY: the caller's promise; the peers have acknowledged the previous call before their rows are overwritten.

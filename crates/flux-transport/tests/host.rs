@@ -64,7 +64,7 @@ fn scatter_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> S
 /// Of every class, with uneven parts where that can be.
 fn patterns(world_size: usize) -> Vec<Pattern> {
     let (half, rest) = (world_size / 2, world_size - world_size / 2);
-    let third = [world_size / 3, (world_size + 1) / 3, (world_size + 2) / 3];
+    let third = [world_size / 3, (world_size + 1) / 3, world_size.div_ceil(3)];
     let mut ring: Vec<usize> = (0..world_size).collect();
     ring.swap(0, half);
     vec![
