@@ -133,7 +133,7 @@ fn check_gates(trace: &CallTrace, all: &[CallTrace], tolerance_ns: u64, what: &s
             let mut arrivals = all.iter().flat_map(|trace| &trace.transfers).filter(arrives);
             let transfer =
                 arrivals.next().unwrap_or_else(|| panic!("{what}: nothing raises {signal} of {unit:?}"));
-            assert!(arrivals.next().is_none() && transfer.from == unit.peer as usize, "{what}: {unit:?}");
+            assert!(arrivals.next().is_none() && transfer.shard == unit.peer as usize, "{what}: {unit:?}");
             assert!(
                 unit.gate_end_ns + tolerance_ns >= transfer.end_ns,
                 "{what}: {unit:?} before {transfer:?}"

@@ -66,7 +66,7 @@ fn crates_depend_on_each_other_as_documented() {
         ("flux-launch", &["flux-memory", "flux-swizzle"]),
         ("flux", &["flux-launch", "flux-memory", "flux-swizzle", "flux-transport"]),
         ("flux-cli", &["flux", "flux-sim", "flux-topology"]),
-        ("flux-tests", &["flux", "flux-launch", "flux-memory", "flux-swizzle"]),
+        ("flux-tests", &["flux", "flux-launch", "flux-memory", "flux-sim", "flux-swizzle"]),
         ("xtask", &[]),
     ]);
     let metadata = metadata();

@@ -127,10 +127,11 @@ fn traces_show_what_moves_between_nodes() {
     whole.synchronize().unwrap();
     // Its own shard to its node's other rank; one that it receives, and passes on.
     for (rank, trace) in op.traces().unwrap().iter().enumerate() {
-        let mut routes: Vec<_> = trace.transfers.iter().map(|moved| (moved.from, moved.to)).collect();
+        let mut routes: Vec<_> =
+            trace.transfers.iter().map(|moved| (moved.shard, moved.from, moved.to)).collect();
         routes.sort_unstable();
         let (neighbour, mirror) = (rank ^ 1, rank ^ 2);
-        let mut expected = [(rank, neighbour), (mirror, rank), (mirror, neighbour)];
+        let mut expected = [(rank, rank, neighbour), (mirror, mirror, rank), (mirror, rank, neighbour)];
         expected.sort_unstable();
         assert_eq!(routes, expected, "rank {rank}");
     }

@@ -7,8 +7,8 @@ use crate::sim::SimArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
-    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, PathPreference, Placement,
-    Push, Sharing, Summation, Transport,
+    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Order, PathPreference,
+    Placement, Push, Sharing, Summation, Transport,
 };
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -58,6 +58,10 @@ pub(crate) struct GroupArguments {
     /// Makes this machine look like so many nodes, between whose ranks there is no way into each other's memory.
     #[arg(long, value_name = "N")]
     fake_nodes: Option<NonZeroUsize>,
+    /// In which order ranks exchange their shards: auto (all send to all within a node; between nodes, each shard goes to one rank of
+    /// each, which passes it on), full-mesh, ring, or as ranks are connected, like ring:0-3/4-7 (`flux topo` says what fits).
+    #[arg(long, default_value_t = Order::Auto)]
+    pub(crate) order: Order,
     /// How long a wait for a peer may last, in milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     wait_budget_ms: u64,

@@ -6,7 +6,7 @@ use crate::files;
 use crate::output::{print, speaks};
 use crate::tensors::{self, Names, Operands};
 use flux::{
-    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice,
+    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, Pattern,
     TileShape, Whole,
 };
 use half::{bf16, f16};
@@ -35,6 +35,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.delivery = arguments.delivery.into();
     spec.summation = arguments.sum.into();
     spec.push = arguments.push.into();
+    spec.order = arguments.group.order.clone();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -78,7 +79,7 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time))
+    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time), op.pattern())
 }
 
 fn report(
@@ -87,6 +88,7 @@ fn report(
     group: &Group,
     columns: usize,
     (choice, tile, chunk_rows, time): (PathChoice, TileShape, usize, Duration),
+    pattern: &Pattern,
 ) -> Result<(), Error> {
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
@@ -94,7 +96,7 @@ fn report(
     let PathChoice { path, delivery, summation, why } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
     let transfer = flux::Direction::from(arguments.transfer);
-    let ms = time.as_secs_f64() * 1e3;
+    let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {
         print(format_args!(
             "{}",
@@ -104,6 +106,7 @@ fn report(
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
+                "order": order,
                 "bias": arguments.bias.is_some(),
                 "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })
@@ -115,7 +118,7 @@ fn report(
             if activation == Activation::None { String::new() } else { format!(", {activation}") },
         ))?;
         print(format_args!(
-            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}",
+            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}, order {order}",
             tile.rows, tile.columns
         ))?;
         print(format_args!("{ms:.3} ms; c [{m}, {columns}] is in {}", arguments.output.display()))?;

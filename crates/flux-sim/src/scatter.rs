@@ -17,7 +17,9 @@ impl Call<'_> {
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
         let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::ReduceScatter, self.pattern, |shard| chunks.count(shard))?;
+        let collective =
+            if self.style().sums_on_the_way { Collective::ReduceScatter } else { Collective::Scatter };
+        let schedule = Schedule::new(collective, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {

@@ -15,7 +15,7 @@ use crate::taper::{self, Overlap};
 use crate::{Group, Matrix, OpSpec, Result};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, PerRank, Stream};
-use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
+use flux_swizzle::{Pattern, Shards, Taper, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
@@ -80,6 +80,7 @@ impl AgGemm {
             chunk_rows,
             taper,
             direction,
+            pattern: spec.order.pattern(group, direction)?,
             placement,
             op,
             signal_loss,
@@ -104,6 +105,11 @@ impl AgGemm {
     /// What it was built for.
     pub const fn spec(&self) -> &OpSpec {
         &self.spec
+    }
+
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    pub const fn pattern(&self) -> &Pattern {
+        self.gather.pattern()
     }
 
     /// The rows of A that `rank` holds in a call with `m` rows.
@@ -194,6 +200,10 @@ impl Phased for AgGemm {
         self.gather.log(rank).into_iter().collect()
     }
 
+    fn rounds(&self, phase: Phase) -> usize {
+        if phase == Phase::Transfer { self.gather.rounds() } else { 1 }
+    }
+
     fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
         let (k, weight_rows, dtype) = (self.spec.k, self.weight_rows(rank).len(), self.spec.dtype);
@@ -209,7 +219,7 @@ impl Phased for AgGemm {
 
     unsafe fn phase(
         &self,
-        phase: Phase,
+        (phase, round): (Phase, usize),
         (rank, epoch, path): (usize, u32, Path),
         call: &AgGemmCall,
         schedules: &mut Schedules,
@@ -235,7 +245,7 @@ impl Phased for AgGemm {
                 }
                 (Phase::Transfer, _) => {
                     let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
-                    Ok(self.gather.transfer(rank, epoch, call.m, shard, awaited)?)
+                    Ok(self.gather.transfer_round(round, rank, epoch, call.m, shard, awaited)?)
                 }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
@@ -276,10 +286,10 @@ impl AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
+        let dtype = self.spec.dtype;
         let of_gathered = self.of_gathered(rank, call);
         let gathered = Matrix::contiguous(of_gathered.a, self.spec.k);
-        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+        for &shard in self.gather.order(rank) {
             let rows = self.rows(shard, call.m);
             let part = if shard == rank {
                 *call
@@ -364,7 +374,7 @@ impl AgGemm {
         let order =
             TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.weight_rows(rank).len())?;
         let order = order.swept_by(tiling.group_rows).following(&chunks, tiling.half_rows());
-        Ok(ScheduleTables::new(&order, |tile, entry| {
+        Ok(ScheduleTables::along(&order, self.gather.order(rank), |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);
                 entry.gate_begin = u32::try_from(gate.start).unwrap_or(u32::MAX);

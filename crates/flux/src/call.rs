@@ -3,7 +3,7 @@
 use crate::agreement::{Agreement, Terms};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
+use crate::{Delivery, Error, Group, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::Taper;
@@ -31,6 +31,8 @@ pub struct OpSpec {
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
     pub direction: Direction,
+    /// Who sends to whom, and so in which order tiles are computed. What is summed goes straight to its owner, whatever the order.
+    pub order: Order,
     /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
     pub push: Push,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
@@ -41,9 +43,9 @@ pub struct OpSpec {
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
     pub chunk_rows: Option<usize>,
-    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. By
-    /// default none if the caller gives `chunk_rows`; else, where ranks exchange through pinned host memory, so many that
-    /// GEMM and traffic are expected to end earliest.
+    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. Counted
+    /// from the next rank around the world, whatever the order. By default none if the caller gives `chunk_rows`; else, where
+    /// ranks exchange through pinned host memory, so many that GEMM and traffic are expected to end earliest.
     pub taper: Option<Taper>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
@@ -65,6 +67,7 @@ impl OpSpec {
             activation: Activation::None,
             path: PathPreference::Auto,
             direction: Direction::Push,
+            order: Order::Auto,
             push: Push::Auto,
             delivery: Delivery::Auto,
             summation: Summation::Auto,
@@ -223,16 +226,21 @@ pub(crate) trait Phased {
     /// When each of `rank`'s transfer streams moved which chunk; none unless the group is traced.
     fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog>;
 
+    /// In how many rounds a phase is enqueued, each for all ranks before the next.
+    fn rounds(&self, _phase: Phase) -> usize {
+        1
+    }
+
     /// Checks a part before anything is enqueued; returns what all ranks must agree on, and which way it goes.
     fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(Terms, PathChoice)>;
 
-    /// Enqueues one phase of a part.
+    /// Enqueues one round of a phase of a part.
     ///
     /// # Safety
     /// What the call names is live and of the extents it says until `stream` has passed it.
     unsafe fn phase(
         &self,
-        phase: Phase,
+        phase: (Phase, usize),
         part: (usize, u32, Path),
         call: &Self::Call,
         schedules: &mut Schedules,
@@ -315,7 +323,8 @@ unsafe fn in_phases<Op: Phased>(
         op.transfer_logs(rank).into_iter().for_each(TransferLog::begin);
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();
-    for phase in Phase::ALL {
+    let rounds = |phase| (0..op.rounds(phase)).map(move |round| (phase, round));
+    for phase in Phase::ALL.into_iter().flat_map(rounds) {
         for (rank, (call, stream)) in parts() {
             let mut rank_state = state.lock(rank);
             let part = (rank, rank_state.epoch, choice.path);

@@ -20,6 +20,16 @@ pub enum Error {
     /// Sizes that make no sense.
     #[error(transparent)]
     Swizzle(#[from] flux_swizzle::Error),
+    /// The order is one of other ranks than the group has.
+    #[error("the order {order} is one of {ranks} ranks, but the group has {world_size}; name each rank once")]
+    OtherOrder {
+        /// The order.
+        order: String,
+        /// Ranks that it names.
+        ranks: usize,
+        /// Ranks of the group.
+        world_size: usize,
+    },
     /// The processes of a group did not find each other.
     #[error(transparent)]
     Rendezvous(#[from] flux_transport::RendezvousError),

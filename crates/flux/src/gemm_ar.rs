@@ -19,7 +19,7 @@ use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, PerRank, Placement, Stream};
-use flux_swizzle::{Shards, Taper, TileShape, arrival_order};
+use flux_swizzle::{Pattern, Shards, Taper, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -106,6 +106,7 @@ impl GemmAr {
                 chunk_rows,
                 taper: Taper::NONE,
                 direction,
+                pattern: spec.order.pattern(group, direction)?,
                 placement: group.config().peer_memory,
                 op,
                 signal_loss: group.config().signal_loss,
@@ -136,6 +137,11 @@ impl GemmAr {
     /// What it was built for.
     pub const fn spec(&self) -> &OpSpec {
         &self.spec
+    }
+
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    pub const fn pattern(&self) -> &Pattern {
+        self.gather.pattern()
     }
 
     /// The columns of A and of the weight that `rank` holds.
@@ -219,6 +225,10 @@ impl Phased for GemmAr {
         reductions.into_iter().chain([self.gather.log(rank)]).flatten().collect()
     }
 
+    fn rounds(&self, phase: Phase) -> usize {
+        if phase == Phase::Gather { self.gather.rounds() } else { 1 }
+    }
+
     fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         self.scattered.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
         call.c.check("C", call.m, self.spec.n, self.spec.dtype.result())?;
@@ -230,7 +240,7 @@ impl Phased for GemmAr {
 
     unsafe fn phase(
         &self,
-        phase: Phase,
+        (phase, round): (Phase, usize),
         (rank, _, path): (usize, u32, Path),
         call: &GemmArCall,
         schedules: &mut Schedules,
@@ -273,7 +283,8 @@ impl Phased for GemmAr {
                 }
                 (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
                 (Phase::Gather, _) => {
-                    Ok(self.gather.transfer(rank, epoch, m, out.address, Awaited::Shards)?)
+                    let awaited = Awaited::Shards;
+                    Ok(self.gather.transfer_round(round, rank, epoch, m, out.address, awaited)?)
                 }
                 (Phase::Finish, _) => self.copy_out(&part, c, stream),
             }
@@ -289,11 +300,10 @@ impl GemmAr {
     /// As for [`GemmAr::enqueue`].
     unsafe fn copy_out(&self, part: &Partial, c: Matrix, stream: &Stream) -> Result<()> {
         let &Partial { rank, epoch, m, .. } = part;
-        let world_size = self.state.world_size();
-        let shards = Shards::new(m, world_size)?;
+        let shards = Shards::new(m, self.state.world_size())?;
         let row_bytes = self.row_bytes();
         let c_pitch = c.pitch.saturating_mul(self.spec.dtype.result().bytes()); // that of one row may be anything
-        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+        for &shard in self.gather.order(rank) {
             let rows = shards.range(shard);
             let to = c.rows_from(rows.start, self.spec.dtype.result()).address;
             let from = self.gather.gathered(rank).add(rows.start * row_bytes);

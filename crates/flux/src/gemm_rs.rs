@@ -13,7 +13,7 @@ use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
 use crate::{Group, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Stream};
-use flux_swizzle::{Shards, TileShape};
+use flux_swizzle::{Pattern, Shards, TileShape};
 use flux_transport::TransferLog;
 
 /// GEMM + ReduceScatter, built once for a layer and called with any number of rows up to its maximum.
@@ -69,6 +69,11 @@ impl GemmRs {
     /// What it was built for.
     pub const fn spec(&self) -> &OpSpec {
         &self.spec
+    }
+
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    pub const fn pattern(&self) -> &Pattern {
+        self.reduction.pattern()
     }
 
     /// The rows of C that `rank` receives in a call with `m` rows.
@@ -161,7 +166,7 @@ impl Phased for GemmRs {
 
     unsafe fn phase(
         &self,
-        phase: Phase,
+        (phase, _): (Phase, usize),
         (rank, epoch, path): (usize, u32, Path),
         call: &GemmRsCall,
         schedules: &mut Schedules,

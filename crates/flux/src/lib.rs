@@ -13,6 +13,7 @@ mod gemm_ar;
 mod gemm_rs;
 mod group;
 mod operation;
+mod order;
 mod plan;
 mod push;
 mod puts;
@@ -34,13 +35,14 @@ pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{
     Address, Backend, Bootstrap, BootstrapError, Buffer, Device, Placement, Sharing, Stream, Timer,
 };
-pub use flux_swizzle::{End, Shards, Taper, TileShape};
+pub use flux_swizzle::{BadPattern, End, Pattern, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, LaunchEnvironment, SignalLoss};
 pub use from_env::launch_environment;
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use operation::{OperandParts, Operation, Part};
+pub use order::Order;
 pub use plan::{Path, PathChoice, PathPreference};
 pub use push::Push;
 pub use scales::{Scale, Scales};

@@ -2,7 +2,7 @@
 
 use crate::{
     Address, AgGemm, AgGemmCall, CallTrace, GemmAr, GemmArCall, GemmRs, GemmRsCall, Matrix, OpSpec,
-    PathChoice, Result, Scales, Stream,
+    PathChoice, Pattern, Result, Scales, Stream,
 };
 use std::ops::Range;
 
@@ -59,6 +59,8 @@ impl OperandParts {
 pub trait Operation: sealed::Sealed {
     /// What it was built for.
     fn spec(&self) -> &OpSpec;
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    fn pattern(&self) -> &Pattern;
     /// Columns of the whole C: N, or half as many with SwiGLU.
     fn result_columns(&self) -> usize {
         self.spec().n / self.spec().activation.sums_per_column()
@@ -90,6 +92,10 @@ mod sealed {
 impl Operation for AgGemm {
     fn spec(&self) -> &OpSpec {
         AgGemm::spec(self)
+    }
+
+    fn pattern(&self) -> &Pattern {
+        AgGemm::pattern(self)
     }
 
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
@@ -130,6 +136,10 @@ impl Operation for GemmRs {
         GemmRs::spec(self)
     }
 
+    fn pattern(&self) -> &Pattern {
+        GemmRs::pattern(self)
+    }
+
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
         let (n, depth) = (self.spec().n, self.depth(rank));
         [
@@ -160,6 +170,10 @@ impl Operation for GemmRs {
 impl Operation for GemmAr {
     fn spec(&self) -> &OpSpec {
         GemmAr::spec(self)
+    }
+
+    fn pattern(&self) -> &Pattern {
+        GemmAr::pattern(self)
     }
 
     /// C is the same whole result on every rank.

@@ -20,8 +20,8 @@ use flux_launch::{
     ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
-use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
-use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
+use flux_swizzle::{Chunks, Pattern, Shards, Taper, TileOrder, TileShape};
+use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
@@ -117,6 +117,8 @@ impl Reduction {
             relayed,
             puts,
             direction: spec.direction,
+            // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
+            pattern: spec.order.pattern(group, Direction::Push)?,
             placement: group.config().peer_memory,
             op,
             signal_loss: group.config().signal_loss,
@@ -156,6 +158,11 @@ impl Reduction {
             counters,
             group: group.clone(),
         })
+    }
+
+    /// What gives the order in which owners are sent to.
+    pub(crate) const fn pattern(&self) -> &Pattern {
+        self.scatter.pattern()
     }
 
     /// The tile that the GEMM computes.
@@ -261,7 +268,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// A GEMM for each owner's rows, from the next rank around to this one, each followed by its transfer.
+    /// A GEMM for each owner's rows, in the order in which they leave, each followed by its transfer.
     ///
     /// # Safety
     /// As for [`Reduction::begin`].
@@ -272,8 +279,8 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let (world_size, dtype) = (self.group.world_size(), self.spec.dtype);
-        for owner in (1..=world_size).map(|step| (part.rank + step) % world_size) {
+        let dtype = self.spec.dtype;
+        for &owner in self.scatter.order(part.rank) {
             let rows = self.rows(owner, part.m);
             let of_owner = Partial {
                 m: rows.len(),
@@ -447,11 +454,14 @@ impl Reduction {
     fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let in_reach = self.in_reach(rank);
-        // Destination by destination, from the next rank around to this one; or each tile to all.
+        // Destination by destination, in the order in which they leave, its own last; or each tile to all.
         let shards = self.shards(m)?;
-        let order = match self.owners {
-            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?,
-            Owners::All => TileOrder::plain(m, tiling.shape, self.spec.n)?,
+        let (order, along) = match self.owners {
+            Owners::Shards => {
+                let order = TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?;
+                (order, self.scatter.order(rank))
+            }
+            Owners::All => (TileOrder::plain(m, tiling.shape, self.spec.n)?, &[0][..]),
         };
         let mut order = order.swept_by(tiling.group_rows);
         let blocks = Chunks::new(shards, SIGNAL_ROWS)?;
@@ -459,7 +469,7 @@ impl Reduction {
         if let Some(chunks) = &relayed {
             order = order.following(chunks, tiling.half_rows());
         }
-        Ok(ScheduleTables::new(&order, |tile, entry| {
+        Ok(ScheduleTables::along(&order, along, |tile, entry| {
             let gate = match self.owners {
                 Owners::Shards => self.scatter.target(rank, tile.shard).gate,
                 Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),

@@ -186,6 +186,7 @@ impl<'a, E: Element> Bench<'a, E> {
             delivery: self.arguments.delivery.into(),
             summation: self.arguments.sum.into(),
             push: self.arguments.push.into(),
+            order: self.arguments.group.order.clone(),
             chunk_rows: self.arguments.chunk_rows,
             against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
             cublas_version: self.cublas.as_ref().map(|_| Cublas::version()),
@@ -223,6 +224,7 @@ impl<'a, E: Element> Bench<'a, E> {
                 spec.delivery = self.arguments.delivery.into();
                 spec.summation = self.arguments.sum.into();
                 spec.push = self.arguments.push.into();
+                spec.order = self.arguments.group.order.clone();
                 spec.chunk_rows = self.arguments.chunk_rows;
                 self.op.build(&self.group, spec)
             };

@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::measure::{Clock, Protocol};
 use super::shapes::Shape;
 use comfy_table::Table;
-use flux::{DType, Delivery, Direction, Group, Push, Summation};
+use flux::{DType, Delivery, Direction, Group, Order, Push, Summation};
 use serde_json::{Value, json};
 
 /// Raised when a field changes its meaning or goes.
@@ -158,6 +158,8 @@ pub(crate) struct Report {
     pub(crate) summation: Summation,
     /// As asked.
     pub(crate) push: Push,
+    /// As asked.
+    pub(crate) order: Order,
     pub(crate) chunk_rows: Option<usize>,
     pub(crate) against: Against,
     pub(crate) cublas_version: Option<usize>,
@@ -192,6 +194,7 @@ impl Report {
             "transfer": self.direction.to_string(), "delivery": self.delivery.to_string(),
             "sum": self.summation.to_string(),
             "push": self.push.to_string(),
+            "order": self.order.to_string(),
             "chunk_rows": self.chunk_rows,
             "against": self.against.name(), "cublas_version": self.cublas_version,
             "samples": self.protocol.samples, "rest_ms": self.protocol.rest.as_secs_f64() * 1e3,

@@ -79,6 +79,7 @@ impl Traced {
         spec.path = PathPreference::from(arguments.path);
         spec.direction = arguments.transfer.map_or(default_direction, Direction::from);
         spec.chunk_rows = arguments.chunk_rows;
+        spec.order = arguments.group.order.clone();
         spec.one_shot_rows = arguments.one_shot_rows;
         let direction = spec.direction;
         let built = op.build(&group, spec)?;
