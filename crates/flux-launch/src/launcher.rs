@@ -269,6 +269,23 @@ impl Launcher {
         }
     }
 
+    /// As [`Launcher::sum`], of slots whose signals are all up when the stream gets there, beside GEMMs that may wait for what is made
+    /// of the sum: it waits for nobody. On the host the stream's own thread sums, for this launcher's may all be waiting; on a GPU
+    /// it needs an SM that those GEMMs leave free, as those of [`Launcher::sharing_beside_others`] do.
+    ///
+    /// # Safety
+    /// As for [`Launcher::sum`].
+    pub unsafe fn sum_beside(&self, stream: &Stream, dtype: DType, params: &SumParams) -> Result<()> {
+        match (&self.0, stream) {
+            // SAFETY: the caller's promise.
+            (Kind::Host(pool), Stream::Host(stream)) => unsafe {
+                host::launch(pool, stream, dtype.result(), host::sum::Beside(*params))
+            },
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.sum(stream, dtype, params) },
+        }
+    }
+
     /// Enqueues the push of a shard to all its peers. It takes SMs while it runs: those that this device's launchers leave
     /// free where several share it, and as many as a link needs where not.
     ///

@@ -53,6 +53,15 @@ pub enum Error {
          the same link once more; use the order full-mesh, or device memory"
     )]
     CannotPassOn,
+    /// What the ranks of a node have for another one cannot be summed before it leaves.
+    #[error(
+        "a ReduceScatter in two levels takes several nodes with the same number of ranks, two or more, which address each other's \
+         memory; {reason}; use one level"
+    )]
+    NotTwoLevels {
+        /// What is missing.
+        reason: &'static str,
+    },
     /// Ranks could not be connected with each other.
     #[error("rank {rank} could not be connected with those whose memory it cannot address: {reason}")]
     NotConnected {

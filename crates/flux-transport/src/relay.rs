@@ -131,19 +131,20 @@ impl Scatter {
     /// Whether `rank`'s tiles for `owner` are relayed: if so wanted, and always if the owner is out of reach and GEMMs do not put by
     /// themselves. Its own never are.
     pub fn relays(&self, rank: usize, owner: usize) -> bool {
-        let wanted = if self.reach.has(rank, owner) { self.spec.relayed } else { self.puts.is_none() };
-        self.relay.is_some() && owner != rank && wanted
+        let hop = self.first_hop(rank, owner);
+        let wanted = if self.reach.has(rank, hop) { self.spec.relayed } else { self.puts.is_none() };
+        self.relay.is_some() && hop != rank && wanted
     }
 
     /// Where `rank`'s GEMM writes the tiles that `owner` sums: to where they are relayed from, or put from, or straight into its
-    /// slot at the owner. Its own tiles always go straight into its own slot.
+    /// slot at the owner, or at the owner's delegate. What stays on the rank always goes straight into its slot.
     pub fn target(&self, rank: usize, owner: usize) -> Target {
         match &self.relay {
             Some(relay) if self.relays(rank, owner) => relay.target(rank, owner),
             _ => self.put_from(rank, owner).unwrap_or_else(|| Target {
-                slot: self.slot(owner, rank),
+                slot: self.slot_of(owner, rank),
                 signals: self.block_signals(owner, rank),
-                gate: self.gate(owner)..self.gate(owner) + 1,
+                gate: self.gate(self.first_hop(rank, owner))..self.gate(self.first_hop(rank, owner)) + 1,
             }),
         }
     }
@@ -186,12 +187,24 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
+        let shards = Shards::new(rows, world_size)?;
+        if self.has_two_levels() {
+            if let Some(relay) = &self.relay {
+                let chunks = relay.chunks(rank, shards)?;
+                for &owner in part.order.iter().filter(|&&owner| self.relays(rank, owner)) {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.exchange_all_sums(rank, epoch, rows, true)? };
+            return link.end();
+        }
         let Some(relay) = &self.relay else {
             // SAFETY: the caller's promise.
             unsafe { self.exchange_to_all(rank, epoch, rows)? };
             return link.end();
         };
-        let shards = Shards::new(rows, world_size)?;
         let chunks = relay.chunks(rank, shards)?;
         for (turn, of_turn) in part.turns.iter().enumerate() {
             // SAFETY: the caller's promise.
@@ -219,13 +232,14 @@ impl Scatter {
             return Ok(());
         }
         let (state, waits) = (&self.ranks[rank], &relay.waits[rank]);
-        let transfers = state.link.lane(state.part.lane(owner));
-        let (from, to) = (relay.target(rank, owner).slot, self.slot(owner, rank));
+        let hop = self.first_hop(rank, owner);
+        let transfers = state.link.lane(state.part.lane(hop));
+        let (from, to) = (relay.target(rank, owner).slot, self.slot_of(owner, rank));
         let signals = self.block_signals(owner, rank);
         // SAFETY: all memory belongs to this op, which settles its streams before it frees it. The owner has summed what its
         // slot held; the GEMM that overwrites the tiles comes after `Scatter::release`, which waits for these copies.
         unsafe {
-            transfers.wait_values(&waits.acked[owner], epoch.wrapping_sub(1))?;
+            transfers.wait_values(&waits.acked[hop], epoch.wrapping_sub(1))?;
             for (index, (rows, blocks)) in relay.cut(chunks, owner).enumerate() {
                 transfers.wait_values(&waits.written[chunks.signal(owner, index)], epoch)?;
                 let offset = rows.start * relay.row_bytes;
@@ -263,6 +277,7 @@ mod tests {
             with_partial: false,
             relayed: true,
             puts: false,
+            sum_in_nodes: None,
             direction: Direction::Push,
             pattern: flux_swizzle::Pattern::full_mesh(WORLD_SIZE),
             placement: Placement::Device,

@@ -11,15 +11,18 @@
 //! in the order that [`ScatterSpec::pattern`] gives. Between ranks that cannot address each other, they are sent and received:
 //! `scatter_exchange.rs`.
 //!
+//! With [`ScatterSpec::sum_in_nodes`] what goes to another node is summed first, in two levels: `levels.rs`.
+//!
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
+use crate::levels::{Layout, Levels, Place};
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
 use crate::scatter_puts::{PutWords, Puts};
 use crate::trace::Moved;
 use crate::turns::Scattering;
-use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
+use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, SumSlots, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Pattern, Shards, Taper};
 use std::sync::Arc;
@@ -49,6 +52,10 @@ pub struct ScatterSpec {
     /// Whether GEMMs put their tiles for ranks out of reach by themselves ([`Scatter::put_target`]), and do not leave them to the
     /// exchange, which must be by puts. [`Scatter::to_all`] does not.
     pub puts: bool,
+    /// How slots are summed, if what the ranks of a node have for an owner on another one is to be summed before it leaves
+    /// ([`Error::NotTwoLevels`] where it cannot be); costs two more slots for each other node. Then no GEMM puts, and every slot's
+    /// source moves it within its node. Not for [`Scatter::to_all`].
+    pub sum_in_nodes: Option<Arc<dyn SumSlots>>,
     /// Who moves the data.
     pub direction: Direction,
     /// In which order owners are sent to.
@@ -68,6 +75,9 @@ pub struct Scatter {
     pub(crate) ranks: PerRank<Rank>,
     /// Likewise.
     pub(crate) puts: Option<Puts>,
+    /// Likewise.
+    pub(crate) levels: Option<Levels>,
+    pub(crate) layout: Layout,
     pub(crate) world_size: usize,
     pub(crate) reach: Arc<Reach>,
     pub(crate) relay: Option<Relay>,
@@ -133,18 +143,25 @@ impl Scatter {
         let allocate = |rows: usize, placement| {
             SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
         };
-        let slots = allocate(world_size.saturating_mul(slot_rows), spec.placement)?;
-        let words = |row: usize| PeerWords { first: blocks.saturating_add(row).saturating_mul(world_size) };
-        let (arrived, acks, ready, pulled) = (words(0), words(1), words(2), words(3));
-        let most = blocks.saturating_add(4).saturating_mul(world_size);
-        let wanted = spec.puts && spec.block_rows > 0 && !to_all && !reach.is_complete();
+        let sum_in_nodes = spec.sum_in_nodes.as_ref().filter(|_| !to_all);
+        let layout = match sum_in_nodes {
+            Some(_) => Layout::two_levels(&reach)?,
+            None => Layout::one_level(world_size),
+        };
+        let slots = allocate(layout.all_slots().saturating_mul(slot_rows), spec.placement)?;
+        let arrived = PeerWords { first: blocks.saturating_mul(layout.slots()) };
+        let behind = arrived.first.saturating_add(layout.slots());
+        let words = |row: usize| PeerWords { first: behind.saturating_add(row.saturating_mul(world_size)) };
+        let (acks, ready, pulled, most) = (words(0), words(1), words(2), words(3).first);
+        let wanted =
+            spec.puts && spec.block_rows > 0 && !to_all && !reach.is_complete() && sum_in_nodes.is_none();
         let put_words = wanted.then(|| PutWords::behind(most, world_size, blocks));
         let most = put_words.map_or(most, PutWords::end);
         let signals = SymmetricSignals::allocate(space, most, spec.placement)?;
         let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
         let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let most_chunks = slot_rows.div_ceil(spec.chunk_rows).saturating_mul(world_size);
+        let most_chunks = slot_rows.div_ceil(spec.chunk_rows).saturating_mul(layout.all_slots());
         let own_blocks = |rank: usize| {
             let count = if to_all && !reach.is_complete() { blocks } else { 0 };
             let own = |block| rank * blocks + block; // as in `Scatter::block_signals`
@@ -167,7 +184,11 @@ impl Scatter {
         })?;
         let acked =
             |rank: usize| acks.wait_points(&signals, &members.faults[rank], spec.op, rank, world_size);
-        let relayed = (spec.relayed || (!reach.is_complete() && spec.block_rows > 0)) && !to_all;
+        let levels = sum_in_nodes
+            .map(|sum| Levels::new(Arc::clone(sum), layout, members, (&signals, arrived), (blocks, spec.op)));
+        let levels = levels.transpose()?;
+        let out_of_reach = !reach.is_complete() && levels.is_none() && spec.block_rows > 0;
+        let relayed = (spec.relayed || out_of_reach) && !to_all;
         let relay = relayed.then(|| Relay::new(members, &spec, slot_rows, acked)).transpose()?;
         let puts = put_words.map(|words| Puts::new(members, &signals, words, spec.op)).transpose()?;
         let cannot_put = |rank: &usize| {
@@ -188,6 +209,8 @@ impl Scatter {
         Ok(Self {
             reach,
             puts,
+            levels,
+            layout,
             relay,
             transfer,
             spec,
@@ -212,17 +235,34 @@ impl Scatter {
         self.slot_rows
     }
 
-    /// The slot of `source` in the memory of `destination`.
-    pub fn slot(&self, destination: usize, source: usize) -> Address {
-        self.slots.address(destination).add(source * self.slot_rows * self.spec.row_bytes)
+    /// A slot in the memory of `rank`, by its number: that of its source; in two levels, [`Scatter::source_ranks`] says what
+    /// the first ones are of.
+    pub fn slot(&self, rank: usize, slot: usize) -> Address {
+        self.slots.address(rank).add(slot * self.slot_rows * self.spec.row_bytes)
     }
 
-    /// The signals that `source` raises at `destination`, one for each block of rows.
-    pub fn block_signals(&self, destination: usize, source: usize) -> Address {
-        if self.is_lost(source, destination) {
-            return self.lost.word(destination, 0);
+    /// Size in bytes of a rank's slots.
+    pub const fn slots_bytes(&self) -> usize {
+        self.slots.bytes()
+    }
+
+    /// Where `source` writes its rows for `owner`: at the owner, or at [`Scatter::first_hop`].
+    pub(crate) fn slot_of(&self, owner: usize, source: usize) -> Address {
+        let Place { rank, slot } = self.layout.place(owner, source);
+        self.slot(rank, slot)
+    }
+
+    /// The signals that `source` raises there, one for each block of rows.
+    pub fn block_signals(&self, owner: usize, source: usize) -> Address {
+        self.signals_of(source, self.layout.place(owner, source))
+    }
+
+    /// The signals of a slot that `source` raises.
+    pub(crate) fn signals_of(&self, source: usize, Place { rank, slot }: Place) -> Address {
+        if self.is_lost(source, rank) {
+            return self.lost.word(rank, 0);
         }
-        self.signals.word(destination, source * self.blocks)
+        self.signals.word(rank, slot * self.blocks)
     }
 
     /// Blocks of rows in a slot.
@@ -240,7 +280,7 @@ impl Scatter {
         self.acks.first + destination
     }
 
-    /// `rank`'s signals that a whole source's rows have arrived, one word per source.
+    /// `rank`'s signals that a whole slot's rows have arrived, one word per slot.
     pub fn arrived(&self, rank: usize) -> Address {
         self.arrived.word(&self.signals, rank, 0)
     }
@@ -296,6 +336,9 @@ impl Scatter {
     /// As for [`Scatter::begin`].
     pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
         for turn in 0..here(&self.ranks, rank, self.world_size)?.part.turns.len() {
+            if self.has_two_levels() {
+                break; // nothing goes to another node by itself
+            }
             // SAFETY: the caller's promise.
             unsafe { self.exchange_partial(rank, turn, epoch, rows)? };
         }
@@ -315,7 +358,11 @@ impl Scatter {
         // Its own last.
         for peer in peers.chain([rank]).filter(|&peer| self.reach.has(rank, peer)) {
             // SAFETY: the caller's promise.
-            unsafe { self.transfer_with(rank, peer, epoch, rows)? };
+            unsafe { self.transfer_with(rank, peer, None, epoch, rows)? };
+        }
+        if self.has_two_levels() {
+            // SAFETY: the caller's promise.
+            unsafe { self.exchange_all_sums(rank, epoch, rows, false)? };
         }
         link.end()?;
         link.join(compute)
@@ -337,25 +384,30 @@ impl Scatter {
     ) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         check_rank(destination, self.world_size)?;
-        let in_reach = self.reach.has(rank, destination);
+        let hop = self.first_hop(rank, destination);
+        let in_reach = self.reach.has(rank, hop);
         // SAFETY: the signals belong to this op; the rest is the caller's promise.
         unsafe {
             state.link.fork_exchange(compute)?;
-            if let Some(turn) = state.part.turn_of(destination) {
+            if let Some(turn) = state.part.turn_of(destination).filter(|_| !self.has_two_levels()) {
                 self.exchange_partial(rank, turn, epoch, rows)?;
             }
             if self.spec.direction == Direction::Push {
                 if in_reach {
                     state.link.fork(compute)?;
-                    self.transfer_with(rank, destination, epoch, rows)?;
+                    self.transfer_with(rank, hop, Some(destination), epoch, rows)?;
                 }
-                return Ok(());
+                return self
+                    .rounds_after(rank, destination)
+                    .try_for_each(|round| self.exchange_sums(rank, round, epoch, rows, false));
             }
             if state.last_pull.swap(u64::from(epoch), Ordering::Relaxed) != u64::from(epoch) {
                 state.link.fork(compute)?; // what `rank` fetches goes into slots that the call before has summed
             }
-            let destination = std::iter::once(destination).filter(|_| in_reach);
-            self.ready.raise(&self.signals, compute, rank, destination, epoch)
+            // What goes to the same rank is fetched at once.
+            let all_there = in_reach && self.is_last_of_hop(rank, destination);
+            let hop = std::iter::once(hop).filter(|_| all_there);
+            self.ready.raise(&self.signals, compute, rank, hop, epoch)
         }
     }
 
@@ -373,11 +425,19 @@ impl Scatter {
         link.join(compute)
     }
 
-    /// Moves `rank`'s rows to `peer` if pushing, `peer`'s rows to `rank` if pulling, on `rank`'s transfer stream.
+    /// Moves `rank`'s rows to `peer` if pushing, `peer`'s rows to `rank` if pulling, on `rank`'s transfer stream: all that go
+    /// there first, or those of `only` one owner.
     ///
     /// # Safety
     /// As for [`Scatter::begin`].
-    unsafe fn transfer_with(&self, rank: usize, peer: usize, epoch: u32, rows: usize) -> Result<()> {
+    unsafe fn transfer_with(
+        &self,
+        rank: usize,
+        peer: usize,
+        only: Option<usize>,
+        epoch: u32,
+        rows: usize,
+    ) -> Result<()> {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
@@ -385,16 +445,18 @@ impl Scatter {
         let state = &self.ranks[rank];
         let transfers = state.link.lane(state.part.lane(peer));
         let push = self.spec.direction == Direction::Push;
-        let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
+        let (source, to) = if push { (rank, peer) } else { (peer, rank) };
         let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
         // SAFETY: all buffers belong to this op, which settles its streams before it frees them; the acknowledgements keep
         // the peers' accesses apart.
         unsafe {
             transfers.wait_values(&state.may_move[peer], wanted)?;
-            self.move_rows((rank, peer), (source, owner), &chunks, epoch)?;
-            if !self.is_lost(source, owner) {
-                let owner = std::iter::once(owner);
-                self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
+            for owner in self.layout.owners(to).filter(|&owner| only.is_none_or(|only| only == owner)) {
+                self.move_rows((rank, peer), (source, owner), &chunks, epoch)?;
+                if !self.is_lost(source, to) {
+                    let Place { slot, .. } = self.layout.place(owner, source);
+                    self.arrived.raise(&self.signals, transfers, slot, std::iter::once(to), epoch)?;
+                }
             }
             if !push {
                 self.pulled.raise(&self.signals, transfers, rank, std::iter::once(peer), epoch)?;
@@ -416,16 +478,16 @@ impl Scatter {
         let lane = part.lane(peer);
         let shard = if self.to_all { 0 } else { owner };
         let first_row = chunks.shards().range(shard).start;
+        let (to, slot) = (self.first_hop(source, owner), self.slot_of(owner, source));
         for index in 0..chunks.count(shard) {
             let rows = chunks.rows(shard, index);
             let chunk = Chunk {
                 from: self.partial(source).add(rows.start * self.spec.row_bytes),
-                to: self.slot(owner, source).add((rows.start - first_row) * self.spec.row_bytes),
+                to: slot.add((rows.start - first_row) * self.spec.row_bytes),
                 bytes: rows.len() * self.spec.row_bytes,
                 signal: Address::NULL,
             };
-            let moved =
-                Moved { from: source, to: owner, shard: owner, lane, bytes: chunk.bytes, signal: None };
+            let moved = Moved { from: source, to, shard: owner, lane, bytes: chunk.bytes, signal: None };
             // SAFETY: the caller's promise.
             unsafe { link.move_chunk(&*self.transfer, &chunk, epoch, moved)? };
         }
@@ -438,6 +500,9 @@ impl Scatter {
     /// As for [`Scatter::begin`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         let link = &here(&self.ranks, rank, self.world_size)?.link;
+        if self.has_two_levels() {
+            link.join(compute)?; // what the sources are told they may overwrite, the exchange's stream sums, too
+        }
         // SAFETY: the signals belong to this op.
         unsafe {
             self.acks.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)?;

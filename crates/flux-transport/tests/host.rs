@@ -54,6 +54,7 @@ fn scatter_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> S
         with_partial: true,
         relayed: false,
         puts: false,
+        sum_in_nodes: None,
         direction,
         pattern: Pattern::full_mesh(world_size),
         placement: Placement::Device,

@@ -213,6 +213,7 @@ fn scatter(members: &Members, puts: bool) -> Scatter {
         with_partial: true,
         relayed: false,
         puts,
+        sum_in_nodes: None,
         direction: Direction::Push,
         pattern: Pattern::full_mesh(members.world_size()),
         placement: Placement::Device,

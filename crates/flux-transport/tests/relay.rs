@@ -28,6 +28,7 @@ fn spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSp
         with_partial: true,
         relayed: true,
         puts: false,
+        sum_in_nodes: None,
         direction,
         pattern: flux_swizzle::Pattern::full_mesh(world_size),
         placement: Placement::Device,

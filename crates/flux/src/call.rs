@@ -3,7 +3,7 @@
 use crate::agreement::{Agreement, Terms};
 use crate::plan::{self, Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, Order, PathPreference, Push, Result, Summation};
+use crate::{Delivery, Error, Group, Levels, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::Taper;
@@ -31,7 +31,8 @@ pub struct OpSpec {
     pub path: PathPreference,
     /// Who moves data between ranks: the sender or the receiver.
     pub direction: Direction,
-    /// Who sends to whom, and so in which order tiles are computed. What is summed goes straight to its owner, whatever the order.
+    /// Who sends to whom, and so in which order tiles are computed. What is summed goes straight to its owner, whatever the order, or
+    /// between nodes in two levels ([`OpSpec::levels`]).
     pub order: Order,
     /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
     pub push: Push,
@@ -39,6 +40,8 @@ pub struct OpSpec {
     pub delivery: Delivery,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
     pub summation: Summation,
+    /// [`crate::GemmRs`], and [`crate::GemmAr`] in two steps: whether what goes to another node is summed in its own before.
+    pub levels: Levels,
     /// Rows in which a shard travels; by default all of them, but at most 32 MiB, and over a slow link finer at one end
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
@@ -71,6 +74,7 @@ impl OpSpec {
             push: Push::Auto,
             delivery: Delivery::Auto,
             summation: Summation::Auto,
+            levels: Levels::Auto,
             chunk_rows: None,
             taper: None,
             keep_gathered: false,

@@ -4,7 +4,8 @@ use crate::formation::{self, Formed};
 use crate::{Error, OpSpec, Result, Transport};
 use flux_launch::Launcher;
 use flux_memory::{
-    Backend, Bootstrap, Device, ExchangeFailure, FaultLog, PerRank, Placement, Sharing, Stream, WaitSite,
+    Backend, Bootstrap, Device, ExchangeFailure, Fault, FaultLog, PerRank, Placement, Sharing, Stream,
+    WaitSite,
 };
 use flux_transport::{Members, Nvshmem, SignalLoss};
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -90,8 +91,28 @@ pub struct Group(Arc<Inner>);
 struct Inner {
     config: GroupConfig,
     formed: Formed,
-    op_names: Mutex<Vec<String>>,
+    ops: Mutex<Vec<Registered>>,
     turns: Turns,
+}
+
+/// What a fault says of an operation.
+#[derive(Clone, Debug)]
+struct Registered {
+    name: String,
+    /// Where slots are not numbered by rank: signals of each, and the rank that each of a rank's first slots is of.
+    slots: Option<(usize, PerRank<Vec<usize>>)>,
+}
+
+impl Registered {
+    /// The rank that `fault` waited for: a tile that waits for a slot knows only the slot's number.
+    fn peer(&self, fault: &Fault) -> usize {
+        let of_slot =
+            self.slots.as_ref().filter(|_| fault.tile != WaitSite::NO_TILE).and_then(|(signals, sources)| {
+                let slot = (fault.signal as usize).checked_div(*signals)?;
+                sources.get(fault.rank as usize)?.get(slot).copied()
+            });
+        of_slot.unwrap_or(fault.peer as usize)
+    }
 }
 
 /// Whose turn it is to enqueue: calls of one rank, of whatever operation, come one after the other, each whole.
@@ -133,7 +154,7 @@ impl Group {
             all: RwLock::default(),
             ranks: PerRank::new(formed.members.local_ranks(), |_| Mutex::default()),
         };
-        let group = Self(Arc::new(Inner { config, formed, op_names: Mutex::default(), turns }));
+        let group = Self(Arc::new(Inner { config, formed, ops: Mutex::default(), turns }));
         tracing::debug!(
             world_size = group.world_size(),
             local_ranks = ?group.local_ranks(),
@@ -198,14 +219,12 @@ impl Group {
         match faults.iter().find_map(|log| log.fault()) {
             None => Ok(()),
             Some(fault) => {
-                let names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
+                let ops = self.0.ops.lock().unwrap_or_else(PoisonError::into_inner);
+                let op = ops.get(fault.op as usize);
                 Err(Error::WaitExpired {
-                    op: names
-                        .get(fault.op as usize)
-                        .map_or("an exchange of ranks", String::as_str)
-                        .to_owned(),
+                    op: op.map_or("an exchange of ranks", |op| &op.name).to_owned(),
                     rank: fault.rank as usize,
-                    peer: fault.peer as usize,
+                    peer: op.map_or(fault.peer as usize, |op| op.peer(&fault)),
                     tile: (fault.tile != WaitSite::NO_TILE)
                         .then_some((fault.tile >> 16, fault.tile & 0xffff)),
                     signal: fault.signal,
@@ -300,9 +319,27 @@ impl Group {
 
     /// Numbers an operation, so that a fault can name it.
     pub(crate) fn register(&self, name: String) -> u32 {
-        let mut names = self.0.op_names.lock().unwrap_or_else(PoisonError::into_inner);
-        names.push(name);
-        u32::try_from(names.len() - 1).unwrap_or(u32::MAX)
+        self.push_op(Registered { name, slots: None })
+    }
+
+    /// Another number for a part of operation `op`, by the same name.
+    pub(crate) fn register_again(&self, op: u32) -> u32 {
+        let known = self.0.ops.lock().unwrap_or_else(PoisonError::into_inner).get(op as usize).cloned();
+        known.map_or(op, |known| self.push_op(known))
+    }
+
+    fn push_op(&self, op: Registered) -> u32 {
+        let mut ops = self.0.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        ops.push(op);
+        u32::try_from(ops.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Operation `op` sums slots that are not numbered by rank, each with so many signals, of the ranks `sources`.
+    pub(crate) fn number_slots(&self, op: u32, signals: usize, sources: PerRank<Vec<usize>>) {
+        let mut ops = self.0.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(op) = ops.get_mut(op as usize) {
+            op.slots = Some((signals, sources));
+        }
     }
 }
 

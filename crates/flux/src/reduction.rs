@@ -9,12 +9,13 @@
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
+use crate::levels::NodeSums;
 use crate::plan::{Path, PathPreference};
 use crate::puts;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Delivery, Error, Group, Matrix, OpSpec, Result, Summation};
+use crate::{Delivery, Error, Group, Levels, Matrix, OpSpec, Result, Summation};
 use flux_launch::{
     Activation, Destination, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS,
     ScheduleTables, Slots, SumParams, Tiling,
@@ -92,13 +93,20 @@ impl Reduction {
         };
         let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
-        let puts = may_fuse && owners == Owners::Shards && puts::prepare(group, spec)?;
+        let may_put = may_fuse && owners == Owners::Shards && spec.levels != Levels::Two;
+        let puts = may_put && puts::prepare(group, spec)?;
+        let two_levels = owners == Owners::Shards && !puts && spec.levels.are_two(group)?;
+        // Faults in slots that are not numbered by rank are told by the operation's number.
+        let op = if two_levels { group.register_again(op) } else { op };
         let delivery =
             if puts { delivery::Choice::PutAsAsked } else { delivery::Choice::new(spec.delivery, group) };
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
-        let some_relayed =
-            relayed || (may_fuse && owners == Owners::Shards && !group.members().space.reach().is_complete());
+        let some_relayed = relayed
+            || (may_fuse
+                && owners == Owners::Shards
+                && !two_levels
+                && !group.members().space.reach().is_complete());
         let taper = if some_relayed {
             let shards = Shards::new(max_rows, world_size)?;
             let problem =
@@ -116,6 +124,7 @@ impl Reduction {
             with_partial: spec.path != PathPreference::Fused,
             relayed,
             puts,
+            sum_in_nodes: two_levels.then(|| NodeSums::shared(group, spec.dtype, (spec.n, pitch), op)),
             direction: spec.direction,
             // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
             pattern: spec.order.pattern(group, Direction::Push)?,
@@ -127,6 +136,11 @@ impl Reduction {
             Owners::Shards => Scatter::new(Box::new(PeerCopy), group.members(), scatter_spec)?,
             Owners::All => Scatter::to_all(Box::new(PeerCopy), group.members(), scatter_spec)?,
         };
+        if scatter.has_two_levels() {
+            let sources = |rank| scatter.source_ranks(rank).collect();
+            let sources = PerRank::new(group.local_ranks(), sources);
+            group.number_slots(op, scatter.blocks(), sources);
+        }
         let slots = Slots { rows: slot_rows, columns: spec.n, pitch };
         let tables = PerRank::try_new(group.local_ranks(), |rank| {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::ReduceScatter])?;
@@ -190,14 +204,14 @@ impl Reduction {
         }
     }
 
-    /// `rank`'s slots `[world_size, rows of the largest sum, pitch]`.
+    /// `rank`'s slots `[slots, rows of the largest sum, pitch]`: one for each rank, unless in two levels.
     pub(crate) fn slots(&self, rank: usize) -> Address {
         self.scatter.slot(rank, 0)
     }
 
     /// Size in bytes of the buffer at [`Reduction::slots`].
     pub(crate) fn slots_bytes(&self) -> usize {
-        self.group.world_size() * self.scatter.slot_rows() * self.pitch * self.spec.dtype.result().bytes()
+        self.scatter.slots_bytes()
     }
 
     /// How fused calls deliver their tiles, but for those that go to all.
@@ -351,7 +365,7 @@ impl Reduction {
             signal_rows: kernel_size("the number of rows", signal_rows)?,
             rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
             n: kernel_size("n", self.spec.n)?,
-            world_size: kernel_size("the world size", self.group.world_size())?,
+            world_size: kernel_size("the world size", self.scatter.sources())?,
             epoch: part.epoch,
             wait: self.group.members().faults[rank].bound(self.op),
         };
@@ -369,8 +383,8 @@ impl Reduction {
             slots: self.slots(rank),
             bias: part.bias.unwrap_or_default(),
             ld_out: part.out.pitch as u64,
-            sources: kernel_size("the world size", self.group.world_size())?,
-            own: kernel_size("the rank", rank)?,
+            sources: kernel_size("the world size", self.scatter.sources())?,
+            own: kernel_size("the rank", self.scatter.own_source(rank))?,
             slot_rows: kernel_size("the number of rows", self.scatter.slot_rows())?,
             rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
             source_stride: kernel_size("the number of blocks of rows", self.scatter.blocks())?,
@@ -478,8 +492,14 @@ impl Reduction {
                 relayed.as_ref().filter(|_| self.scatter.relays(rank, tile.shard)).unwrap_or(&blocks);
             let signal = chunks.index_of(tile.shard, tile.rows.start);
             (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
-            entry.destination = number(tile.shard);
-            entry.peer = number(tile.shard);
+            entry.destination = number(match self.owners {
+                Owners::Shards => destination_of(&self.scatter, rank, tile.shard),
+                Owners::All => tile.shard,
+            });
+            entry.peer = number(match self.owners {
+                Owners::Shards => self.scatter.first_hop(rank, tile.shard),
+                Owners::All => tile.shard,
+            });
             entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
             entry.signal = number(signal);
             entry.counter = number(tile.shard * self.scatter.blocks() + signal);
@@ -498,7 +518,18 @@ impl Reduction {
     }
 }
 
-/// Where `rank`'s tiles go: one entry per rank, in rank order, so that a shard's owner is found by its number. A tile that
+/// The entry among [`destinations`] of the tiles that `owner` sums: its number, but for the rank's own. What is folded in has the
+/// number of its slot, which the kernel knows its tiles by; so that entry and the one of this number have each other's place.
+fn destination_of(scatter: &Scatter, rank: usize, owner: usize) -> usize {
+    let own = scatter.own_source(rank);
+    match owner {
+        _ if owner == rank => own,
+        _ if owner == own => rank,
+        _ => owner,
+    }
+}
+
+/// Where `rank`'s tiles go: one entry per rank, as [`destination_of`] has them. A tile that
 /// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same, and are of
 /// the ranks in reach, from whose slots the others get it.
 fn destinations(
@@ -511,6 +542,7 @@ fn destinations(
     (0..world_size)
         .map(|index| (first + index) % world_size)
         .filter(|peer| owners == Owners::Shards || in_reach.contains(peer))
+        .map(|peer| if owners == Owners::Shards { destination_of(scatter, rank, peer) } else { peer })
         .map(|peer| scatter.target(rank, peer))
         .map(|Target { slot, signals, .. }| Destination { slot, signals })
         .collect()

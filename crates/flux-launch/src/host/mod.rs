@@ -5,7 +5,7 @@
 mod epilogue;
 mod gemm;
 pub(crate) mod push;
-mod sum;
+pub(crate) mod sum;
 
 pub(crate) use gemm::Gemm;
 

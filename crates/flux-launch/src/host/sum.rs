@@ -10,30 +10,47 @@ impl Kernel for SumParams {
     /// Sums each tile when all its sources' signals are up. All addresses are of live host memory of the extents that the
     /// parameters say; nobody writes to a slot's tile after its signal is up.
     unsafe fn run<E: Element>(self, pool: &ThreadPool) {
-        let column_tiles = self.n.div_ceil(TILE.columns as u32);
-        let tiles = self.rows.div_ceil(TILE.rows as u32) * column_tiles;
         let next = AtomicU32::new(0);
-        pool.broadcast(|_| {
-            let mut sums = vec![0.0_f32; TILE.columns];
-            let mut widened = vec![0.0_f32; TILE.columns];
-            loop {
-                let tile = next.fetch_add(1, Ordering::Relaxed);
-                if tile >= tiles {
-                    break;
-                }
-                let (row_tile, column_tile) = (tile / column_tiles, tile % column_tiles);
-                // SAFETY: the caller's promise.
-                if !unsafe { wait(&self, row_tile, column_tile) } {
-                    break;
-                }
-                let (row, column) = (row_tile as usize * TILE.rows, column_tile as usize * TILE.columns);
-                let columns = TILE.columns.min(self.n as usize - column);
-                for row in row..(row + TILE.rows).min(self.rows as usize) {
-                    // SAFETY: the caller's promise.
-                    unsafe { sum_row::<E>(&self, row, column, &mut sums[..columns], &mut widened, None) };
-                }
-            }
-        });
+        // SAFETY: the caller's promise.
+        pool.broadcast(|_| unsafe { sum_tiles::<E>(&self, &next) });
+    }
+}
+
+/// The sum by the stream's own thread, which waits for none of the pool's.
+pub(crate) struct Beside(pub(crate) SumParams);
+
+impl Kernel for Beside {
+    unsafe fn run<E: Element>(self, _pool: &ThreadPool) {
+        // SAFETY: the caller's promise.
+        unsafe { sum_tiles::<E>(&self.0, &AtomicU32::new(0)) };
+    }
+}
+
+/// Sums tiles until there are no more.
+///
+/// # Safety
+/// As for [`Kernel::run`].
+unsafe fn sum_tiles<E: Element>(params: &SumParams, next: &AtomicU32) {
+    let column_tiles = params.n.div_ceil(TILE.columns as u32);
+    let tiles = params.rows.div_ceil(TILE.rows as u32) * column_tiles;
+    let mut sums = vec![0.0_f32; TILE.columns];
+    let mut widened = vec![0.0_f32; TILE.columns];
+    loop {
+        let tile = next.fetch_add(1, Ordering::Relaxed);
+        if tile >= tiles {
+            break;
+        }
+        let (row_tile, column_tile) = (tile / column_tiles, tile % column_tiles);
+        // SAFETY: the caller's promise.
+        if !unsafe { wait(params, row_tile, column_tile) } {
+            break;
+        }
+        let (row, column) = (row_tile as usize * TILE.rows, column_tile as usize * TILE.columns);
+        let columns = TILE.columns.min(params.n as usize - column);
+        for row in row..(row + TILE.rows).min(params.rows as usize) {
+            // SAFETY: the caller's promise.
+            unsafe { sum_row::<E>(params, row, column, &mut sums[..columns], &mut widened, None) };
+        }
     }
 }
 
