@@ -8,7 +8,8 @@
 //! * *in two steps*, for many rows: a GEMM + ReduceScatter, each rank summing its shard of the rows, and an AllGather of
 //!   the shards, each of which is copied into C when it has arrived.
 //!
-//! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both.
+//! Both sum the ranks' once-rounded partial sums in rank order, in fp32, and round once more: the same bits in both. But between
+//! nodes the two steps may sum in two levels ([`crate::Levels`]), and then round once more for each other node.
 
 use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
@@ -17,7 +18,7 @@ use crate::plan::{self, Path, PathChoice};
 use crate::push::KernelPush;
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Matrix, OpSpec, Result, Scales};
+use crate::{Group, Levels, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, PerRank, Placement, Stream};
 use flux_swizzle::{Pattern, Shards, Taper, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
@@ -142,6 +143,11 @@ impl GemmAr {
     /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
     pub const fn pattern(&self) -> &Pattern {
         self.gather.pattern()
+    }
+
+    /// In how many levels it sums over nodes in two steps: what [`OpSpec::levels`] stands for in its group.
+    pub const fn levels(&self) -> Levels {
+        self.scattered.levels()
     }
 
     /// The columns of A and of the weight that `rank` holds.

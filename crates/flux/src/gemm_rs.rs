@@ -11,7 +11,7 @@ use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Matrix, OpSpec, Result, Scales};
+use crate::{Group, Levels, Matrix, OpSpec, Result, Scales};
 use flux_memory::{Address, Stream};
 use flux_swizzle::{Pattern, Shards, TileShape};
 use flux_transport::TransferLog;
@@ -45,7 +45,7 @@ pub struct GemmRsCall {
 }
 
 impl GemmRs {
-    /// Allocates, for every rank, the slots (`max_m · N` elements), the same again for partial sums unless all calls are
+    /// Allocates, for every rank, the slots (`max_m · N` elements; [`Levels::Two`] takes more), the same again for partial sums unless all calls are
     /// fused and deliver directly, the signals and the schedules, and loads the kernels. (Partial sums take as much twice if
     /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
     /// nothing on a GPU. Activations are refused: layers have none here.
@@ -76,6 +76,11 @@ impl GemmRs {
         self.reduction.pattern()
     }
 
+    /// In how many levels it sums over nodes: what [`OpSpec::levels`] stands for in its group.
+    pub const fn levels(&self) -> Levels {
+        self.reduction.levels()
+    }
+
     /// The rows of C that `rank` receives in a call with `m` rows.
     pub fn rows(&self, rank: usize, m: usize) -> std::ops::Range<usize> {
         self.reduction.rows(rank, m)
@@ -96,7 +101,8 @@ impl GemmRs {
         self.reduction.chunk_rows()
     }
 
-    /// `rank`'s slots `[world_size, rows of the largest shard, pitch]`, into which its peers write.
+    /// `rank`'s slots `[slots, rows of the largest shard, pitch]`, into which its peers write: one for each rank, and in two levels
+    /// two more for each other node.
     pub fn slots(&self, rank: usize) -> Address {
         self.reduction.slots(rank)
     }

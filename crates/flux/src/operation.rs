@@ -1,7 +1,7 @@
 //! The operations as seen from outside: which rank holds which part of the whole matrices, and a call of all ranks.
 
 use crate::{
-    Address, AgGemm, AgGemmCall, CallTrace, GemmAr, GemmArCall, GemmRs, GemmRsCall, Matrix, OpSpec,
+    Address, AgGemm, AgGemmCall, CallTrace, GemmAr, GemmArCall, GemmRs, GemmRsCall, Levels, Matrix, OpSpec,
     PathChoice, Pattern, Result, Scales, Stream,
 };
 use std::ops::Range;
@@ -61,6 +61,10 @@ pub trait Operation: sealed::Sealed {
     fn spec(&self) -> &OpSpec;
     /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
     fn pattern(&self) -> &Pattern;
+    /// In how many levels it sums over nodes: what [`OpSpec::levels`] stands for in its group. Nothing is summed in one.
+    fn levels(&self) -> Levels {
+        Levels::One
+    }
     /// Columns of the whole C: N, or half as many with SwiGLU.
     fn result_columns(&self) -> usize {
         self.spec().n / self.spec().activation.sums_per_column()
@@ -140,6 +144,10 @@ impl Operation for GemmRs {
         GemmRs::pattern(self)
     }
 
+    fn levels(&self) -> Levels {
+        GemmRs::levels(self)
+    }
+
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
         let (n, depth) = (self.spec().n, self.depth(rank));
         [
@@ -174,6 +182,10 @@ impl Operation for GemmAr {
 
     fn pattern(&self) -> &Pattern {
         GemmAr::pattern(self)
+    }
+
+    fn levels(&self) -> Levels {
+        GemmAr::levels(self)
     }
 
     /// C is the same whole result on every rank.

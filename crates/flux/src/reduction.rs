@@ -179,6 +179,11 @@ impl Reduction {
         self.scatter.pattern()
     }
 
+    /// In how many levels sums over nodes are made: what [`OpSpec::levels`] stands for.
+    pub(crate) const fn levels(&self) -> Levels {
+        if self.scatter.has_two_levels() { Levels::Two } else { Levels::One }
+    }
+
     /// The tile that the GEMM computes.
     pub(crate) const fn tile(&self) -> TileShape {
         self.tile
