@@ -2,8 +2,8 @@
 //! sockets. In one process, and in one per rank (`node_processes.rs` has real ones).
 
 use flux::{
-    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    PathPreference, Push, SignalLoss, Transport, Whole,
+    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, Levels,
+    OpSpec, PathPreference, Push, SignalLoss, Transport, Whole,
 };
 use flux_tests::data::{Fill, matrix};
 use flux_tests::meeting::on_threads;
@@ -90,6 +90,7 @@ fn all_transports_give_the_same_bits() {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, direction);
             (spec.push, spec.chunk_rows) = (Push::Kernel, Some(16)); // within a node
+            spec.levels = Levels::One; // two: `host_levels.rs`
             let gathered = AgGemm::new(&group, spec.clone()).unwrap();
             let scattered = GemmRs::new(&group, spec.clone()).unwrap();
             let [one_shot, in_two_steps] = [m, 0].map(|rows| {

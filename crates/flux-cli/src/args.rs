@@ -7,8 +7,8 @@ use crate::sim::SimArguments;
 use crate::trace::TraceArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
-    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Order, PathPreference,
-    Placement, Push, Sharing, Summation, Transport,
+    Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Levels, OpSpec, Order,
+    PathPreference, Placement, Push, Sharing, Summation, Transport,
 };
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -62,6 +62,9 @@ pub(crate) struct GroupArguments {
     /// each, which passes it on), full-mesh, ring, or as ranks are connected, like ring:0-3/4-7 (`flux topo` says what fits).
     #[arg(long, default_value_t = Order::Auto)]
     pub(crate) order: Order,
+    /// gemm-rs, and gemm-ar in two steps: whether what goes to another node is summed in its own before.
+    #[arg(long, value_enum, default_value_t = LevelsArgument::Auto)]
+    levels: LevelsArgument,
     /// How long a wait for a peer may last, in milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     wait_budget_ms: u64,
@@ -74,6 +77,16 @@ impl GroupArguments {
             BackendArgument::Host => 0,
             BackendArgument::Auto | BackendArgument::Cuda => Device::cuda_count().unwrap_or(0),
         }
+    }
+
+    /// Tells `spec` what is said here of exchanges.
+    pub(crate) fn apply_to(&self, spec: &mut OpSpec) {
+        spec.order = self.order.clone();
+        spec.levels = match self.levels {
+            LevelsArgument::Auto => Levels::Auto,
+            LevelsArgument::One => Levels::One,
+            LevelsArgument::Two => Levels::Two,
+        };
     }
 
     /// The group of the processes that a launcher has started, this one among them, if one has; else `ranks` ranks in this
@@ -128,6 +141,16 @@ enum PeerMemoryArgument {
     Device,
     /// Ranks of one GPU then exchange over PCIe.
     PinnedHost,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LevelsArgument {
+    /// Two between nodes of the same number of ranks.
+    Auto,
+    /// All partial sums go to their owner: the bits of one node.
+    One,
+    /// What goes to another node is summed first: fewer bytes, and one rounding more.
+    Two,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

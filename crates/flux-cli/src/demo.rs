@@ -1,13 +1,13 @@
 //! `flux demo`: a transformer's MLP, AllGather+GEMM+GELU → GEMM+ReduceScatter, fused and unfused, verified.
 
-use crate::args::DemoArguments;
+use crate::args::{DemoArguments, GroupArguments};
 use crate::data::{Deviation, compare, normal};
 use crate::error::Error;
 use crate::output::{print, speaks};
 use comfy_table::Table;
 use flux::{
-    Activation, AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Order, Path, PathPreference,
-    Placement, Whole,
+    Activation, AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Path, PathPreference, Placement,
+    Whole,
 };
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -72,8 +72,8 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
 
     let mut rows = Vec::new();
     for path in [PathPreference::Fused, PathPreference::Unfused] {
-        let order = &arguments.group.order;
-        rows.extend(run_path(&group, &shape, (path, order), [&x, &up, &down], &bar)?);
+        let told = &arguments.group;
+        rows.extend(run_path(&group, &shape, (path, told), [&x, &up, &down], &bar)?);
     }
     bar.finish_and_clear();
     report(&rows, speaks)
@@ -83,14 +83,15 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
 fn run_path(
     group: &Group,
     shape: &Shape,
-    (path, order): (PathPreference, &Order),
+    (path, told): (PathPreference, &GroupArguments),
     [x, up, down]: [&[bf16]; 3],
     bar: &ProgressBar,
 ) -> Result<[Row; 2], Error> {
     let Shape { tokens, hidden, inner } = *shape;
     let spec = |n, k| {
         let mut spec = OpSpec::new(n, k, tokens, DType::Bf16);
-        (spec.path, spec.order) = (path, order.clone());
+        spec.path = path;
+        told.apply_to(&mut spec);
         if group.config().peer_memory == Placement::PinnedHost {
             spec.direction = Direction::Pull; // pushed rows would stay in host memory
         }

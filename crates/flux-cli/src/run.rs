@@ -6,8 +6,8 @@ use crate::files;
 use crate::output::{print, speaks};
 use crate::tensors::{self, Names, Operands};
 use flux::{
-    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice, Pattern,
-    TileShape, Whole,
+    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, Levels, OpSpec, Operation, PathChoice,
+    Pattern, TileShape, Whole,
 };
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     spec.delivery = arguments.delivery.into();
     spec.summation = arguments.sum.into();
     spec.push = arguments.push.into();
-    spec.order = arguments.group.order.clone();
+    arguments.group.apply_to(&mut spec);
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -79,7 +79,7 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time), op.pattern())
+    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time), (op.pattern(), op.levels()))
 }
 
 fn report(
@@ -88,7 +88,7 @@ fn report(
     group: &Group,
     columns: usize,
     (choice, tile, chunk_rows, time): (PathChoice, TileShape, usize, Duration),
-    pattern: &Pattern,
+    (pattern, levels): (&Pattern, Levels),
 ) -> Result<(), Error> {
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
@@ -106,7 +106,7 @@ fn report(
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
-                "order": order,
+                "order": order, "levels": levels.to_string(),
                 "bias": arguments.bias.is_some(),
                 "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })
@@ -118,8 +118,10 @@ fn report(
             if activation == Activation::None { String::new() } else { format!(", {activation}") },
         ))?;
         print(format_args!(
-            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}, order {order}",
-            tile.rows, tile.columns
+            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}, order {order}{}",
+            tile.rows,
+            tile.columns,
+            if levels == Levels::Two { ", summed in two levels" } else { "" },
         ))?;
         print(format_args!("{ms:.3} ms; c [{m}, {columns}] is in {}", arguments.output.display()))?;
     }

@@ -36,6 +36,7 @@ pub struct UnitTrace {
     /// folded, the first and the last of one for each other rank.
     pub gate: Range<u32>,
     /// The rank that the first of them is waited for; if the tile goes to several, or is folded, the next ranks' follow.
+    /// (Of a folded sum in two levels, the number of its slot: those of other nodes' sums count as one rank each.)
     pub peer: u32,
     /// Whether the tile's sum over ranks was folded in: it waited for the other ranks' tiles, and went to C.
     pub folded: bool,

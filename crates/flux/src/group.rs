@@ -99,18 +99,18 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct Registered {
     name: String,
-    /// Where slots are not numbered by rank: signals of each, and the rank that each of a rank's first slots is of.
+    /// Where slots are not numbered by rank: how many signals all of them have, which are the first, and the rank that each of a rank's
+    /// first slots is of.
     slots: Option<(usize, PerRank<Vec<usize>>)>,
 }
 
 impl Registered {
     /// The rank that `fault` waited for: a tile that waits for a slot knows only the slot's number.
     fn peer(&self, fault: &Fault) -> usize {
-        let of_slot =
-            self.slots.as_ref().filter(|_| fault.tile != WaitSite::NO_TILE).and_then(|(signals, sources)| {
-                let slot = (fault.signal as usize).checked_div(*signals)?;
-                sources.get(fault.rank as usize)?.get(slot).copied()
-            });
+        let of_slot = self.slots.as_ref().and_then(|(signals, sources)| {
+            let is_of_slot = fault.tile != WaitSite::NO_TILE && (fault.signal as usize) < *signals;
+            sources.get(fault.rank as usize).filter(|_| is_of_slot)?.get(fault.peer as usize).copied()
+        });
         of_slot.unwrap_or(fault.peer as usize)
     }
 }
@@ -334,7 +334,7 @@ impl Group {
         u32::try_from(ops.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// Operation `op` sums slots that are not numbered by rank, each with so many signals, of the ranks `sources`.
+    /// Operation `op` sums slots that are not numbered by rank, but of the ranks `sources`, and whose `signals` are the first.
     pub(crate) fn number_slots(&self, op: u32, signals: usize, sources: PerRank<Vec<usize>>) {
         let mut ops = self.0.ops.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(op) = ops.get_mut(op as usize) {

@@ -139,7 +139,7 @@ impl Reduction {
         if scatter.has_two_levels() {
             let sources = |rank| scatter.source_ranks(rank).collect();
             let sources = PerRank::new(group.local_ranks(), sources);
-            group.number_slots(op, scatter.blocks(), sources);
+            group.number_slots(op, scatter.blocks() * scatter.sources(), sources);
         }
         let slots = Slots { rows: slot_rows, columns: spec.n, pitch };
         let tables = PerRank::try_new(group.local_ranks(), |rank| {

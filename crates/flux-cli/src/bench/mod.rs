@@ -224,7 +224,7 @@ impl<'a, E: Element> Bench<'a, E> {
                 spec.delivery = self.arguments.delivery.into();
                 spec.summation = self.arguments.sum.into();
                 spec.push = self.arguments.push.into();
-                spec.order = self.arguments.group.order.clone();
+                self.arguments.group.apply_to(&mut spec);
                 spec.chunk_rows = self.arguments.chunk_rows;
                 self.op.build(&self.group, spec)
             };

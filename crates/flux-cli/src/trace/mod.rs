@@ -79,7 +79,7 @@ impl Traced {
         spec.path = PathPreference::from(arguments.path);
         spec.direction = arguments.transfer.map_or(default_direction, Direction::from);
         spec.chunk_rows = arguments.chunk_rows;
-        spec.order = arguments.group.order.clone();
+        arguments.group.apply_to(&mut spec);
         spec.one_shot_rows = arguments.one_shot_rows;
         let direction = spec.direction;
         let built = op.build(&group, spec)?;
