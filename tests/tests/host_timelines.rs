@@ -5,7 +5,7 @@ use flux::{
     AgGemm, BackendChoice, CallTrace, DType, Direction, GemmRs, Group, GroupConfig, OpSpec, Operation, Order,
     PathPreference, Shards, Whole,
 };
-use flux_sim::{Activity, Machine, Op, Path, Plan, Problem, simulate};
+use flux_sim::{Activity, Machine, Op, Path, Plan, Problem, Style, simulate};
 use flux_swizzle::{Chunks, Collective, Schedule, Transfer};
 use flux_tests::data::{Fill, matrix};
 use flux_tests::machines::{in_words, of_every_class};
@@ -60,7 +60,9 @@ impl Timeline {
         // Large enough that all SMs are busy, of as many chunks as what is run.
         let rows = 1024;
         let problem = Problem { op, m: rows * machine.gpus(), n: 8192, k: 1024, element_bytes: 2 };
-        let plan = Plan { chunk_rows: Some(rows / CHUNKS), timeline: true, ..Plan::new(path) };
+        // All ranks here are on one node.
+        let style = Style { sums_in_nodes: false, ..Style::FLUX };
+        let plan = Plan { chunk_rows: Some(rows / CHUNKS), timeline: true, style, ..Plan::new(path) };
         let outcome = simulate(machine, &problem, &plan).unwrap();
         let spans = || outcome.timeline.iter();
         let sent = spans().filter(|span| span.activity == Activity::Transfer).map(|span| {

@@ -111,6 +111,9 @@ pub struct Style {
     pub folds_sum: bool,
     /// Partial sums are summed on their way, where ways join, instead of going straight to their owner, each by itself.
     pub sums_on_the_way: bool,
+    /// What the GPUs of a node have for another node is summed before it leaves, and only that: between nodes of several GPUs, each of
+    /// them connected to all others of its node. (On other nodes it is not simulated.)
+    pub sums_in_nodes: bool,
     /// Tiles for the rank itself are computed before those for others.
     pub own_first: bool,
     /// SMs store tiles to their owners, instead of copy engines that are told when tiles are complete.
@@ -137,6 +140,7 @@ impl Style {
         splits: true,
         folds_sum: true,
         sums_on_the_way: false,
+        sums_in_nodes: true,
         own_first: false,
         stores: false,
         starves: false,

@@ -5,7 +5,7 @@ use crate::gemm::{Cut, Sms, fastest_us};
 use crate::library::nccl_us;
 use crate::operation::{Call, Outcome, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
-use flux_swizzle::{Chunks, Collective, Schedule};
+use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
 
 /// How long loads are held up while the link is busy with what the same SMs store, in times of that. Measured between two H200s: 1.7
 /// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
@@ -17,8 +17,8 @@ impl Call<'_> {
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
         let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
-        let collective =
-            if self.style().sums_on_the_way { Collective::ReduceScatter } else { Collective::Scatter };
+        let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
+        let collective = if sums { Collective::ReduceScatter } else { Collective::Scatter };
         let schedule = Schedule::new(collective, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let gpus = self.machine.gpus();
@@ -82,6 +82,13 @@ impl Call<'_> {
         };
         self.span(timeline, (rank, Activity::Sum, Some(rank)), (begin, end));
         end
+    }
+
+    /// Whether ranks are connected as several nodes of several GPUs are, all to all within: then ways join in the node that they
+    /// leave, and nowhere else.
+    fn joins_meshes(&self) -> bool {
+        let (nodes, each) = (self.machine.nodes(), self.machine.node().gpus);
+        nodes > 1 && each > 1 && *self.pattern == Pattern::nodes(nodes, &Pattern::full_mesh(each))
     }
 
     fn order(&self, schedule: &Schedule, rank: usize) -> Vec<usize> {

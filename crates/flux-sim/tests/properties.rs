@@ -66,6 +66,25 @@ fn bytes_are_those_of_the_algorithm() {
     assert_eq!(across, [4096.0 * 12288.0 * 2.0 / 2.0; 2]);
 }
 
+/// What is summed in its node leaves it once, and not once for each of its GPUs; on one node there is nothing to sum.
+#[test]
+fn sums_in_nodes_send_less() {
+    let problem = Problem { op: Op::GemmRs, m: 8192, n: 12288, k: 3072, element_bytes: 2 };
+    for (nodes, times) in [(1, 1.0), (2, 8.0), (3, 8.0)] {
+        let machine = Machine::preset("hgx-h200", nodes).unwrap();
+        let [one, two] = [false, true].map(|sums_in_nodes| {
+            let style = Style { sums_in_nodes, ..Style::FLUX };
+            simulate(&machine, &problem, &Plan { style, ..Plan::new(Path::Fused) }).unwrap()
+        });
+        let network = |outcome: &flux_sim::Outcome| {
+            let links = outcome.links.iter().filter(|link| link.name.contains("nic"));
+            links.map(|link| link.bytes).sum::<f64>()
+        };
+        assert!((network(&one) - times * network(&two)).abs() <= 1.0, "{one:?} {two:?}");
+        assert_eq!(nodes > 1, two.total_us < one.total_us);
+    }
+}
+
 #[test]
 fn overlap_is_bounded_by_its_parts() {
     for preset in Machine::presets() {

@@ -5,6 +5,7 @@
 extern crate alloc;
 
 mod chunk;
+mod levels;
 mod order;
 mod pattern;
 mod pattern_text;
@@ -14,6 +15,7 @@ mod spread;
 mod taper;
 
 pub use chunk::Chunks;
+pub use levels::{SlotLayout, SlotPlace};
 pub use order::{RowTile, Tile, TileOrder, TileShape};
 pub use pattern::{MOST_RANKS, Pattern};
 pub use pattern_text::BadPattern;

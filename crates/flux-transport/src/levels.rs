@@ -32,7 +32,7 @@ use crate::scatter::{Scatter, cut};
 use crate::trace::Moved;
 use crate::{Error, Members, Message, Result};
 use flux_memory::{Address, PerRank, Reach, Stream, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards};
+use flux_swizzle::{Chunks, Shards, SlotLayout, SlotPlace};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -73,128 +73,25 @@ pub trait SumSlots: Debug + Send + Sync {
 
 /// Whether a ReduceScatter can be in two levels between the nodes of `reach`; an error says what is missing.
 pub fn check_two_levels(reach: &Reach) -> Result<()> {
-    Layout::two_levels(reach).map(drop)
+    layout(reach).map(drop)
 }
 
-/// Which slots a rank has, and who writes to which: of nodes with as many ranks each. One level is that of a single node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    pub(crate) nodes: usize,
-    pub(crate) per_node: usize,
+fn layout(reach: &Reach) -> Result<SlotLayout> {
+    let nodes = reach.nodes();
+    let addressed = nodes.iter().all(|node| reach.of_rank(node.start) == *node);
+    let reason = match reach.ranks_per_node() {
+        _ if nodes.len() < 2 => "there is one node",
+        None => "nodes have different numbers of ranks",
+        Some(0 | 1) => "nodes have one rank each",
+        Some(_) if !addressed => "ranks of a node do not address each other's memory",
+        Some(per_node) => return Ok(SlotLayout::two_levels(nodes.len(), per_node)),
+    };
+    Err(Error::NotTwoLevels { reason })
 }
 
-/// A slot, by its number, of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) rank: usize,
-    pub(crate) slot: usize,
-}
-
-impl Layout {
-    pub(crate) fn one_level(world_size: usize) -> Self {
-        Self { nodes: 1, per_node: world_size.max(1) }
-    }
-
-    /// Of the nodes of `reach`, if they can have two levels.
-    pub(crate) fn two_levels(reach: &Reach) -> Result<Self> {
-        let nodes = reach.nodes();
-        let addressed = nodes.iter().all(|node| reach.of_rank(node.start) == *node);
-        match reach.ranks_per_node() {
-            _ if nodes.len() < 2 => Err(Error::NotTwoLevels { reason: "there is one node" }),
-            None => Err(Error::NotTwoLevels { reason: "nodes have different numbers of ranks" }),
-            Some(0 | 1) => Err(Error::NotTwoLevels { reason: "nodes have one rank each" }),
-            Some(_) if !addressed => {
-                Err(Error::NotTwoLevels { reason: "ranks of a node do not address each other's memory" })
-            }
-            Some(per_node) => Ok(Self { nodes: nodes.len(), per_node }),
-        }
-    }
-
-    pub(crate) const fn has_two_levels(self) -> bool {
-        self.nodes > 1
-    }
-
-    pub(crate) const fn node(self, rank: usize) -> usize {
-        rank / self.per_node
-    }
-
-    /// The rank of `node` that has `rank`'s place there: its owner's delegate, or the owner.
-    pub(crate) const fn partner(self, rank: usize, node: usize) -> usize {
-        node * self.per_node + rank % self.per_node
-    }
-
-    /// The slots that a rank sums into its own rows, the first ones, in the order in which they are added.
-    pub(crate) const fn sources(self) -> usize {
-        self.per_node + self.nodes - 1
-    }
-
-    /// All slots that have signals.
-    pub(crate) const fn slots(self) -> usize {
-        self.sources() + (self.nodes - 1) * self.per_node
-    }
-
-    /// All slots, those among them that sums are sent from.
-    pub(crate) const fn all_slots(self) -> usize {
-        self.slots() + self.nodes - 1
-    }
-
-    /// Among the slots of `owner`'s own rows, where those of `rank` go, of its own node, or what is sum of `rank`'s node.
-    pub(crate) const fn source(self, owner: usize, rank: usize) -> usize {
-        let (own, node) = (self.node(owner), self.node(rank));
-        if node < own {
-            node
-        } else if node == own {
-            node + rank % self.per_node
-        } else {
-            node + self.per_node - 1
-        }
-    }
-
-    /// The rank from which a slot of `owner`'s own rows comes: `source` backwards.
-    pub(crate) fn rank_of_source(self, owner: usize, slot: usize) -> usize {
-        let own = self.node(owner);
-        match slot {
-            _ if slot < own => self.partner(owner, slot),
-            _ if slot < own + self.per_node => own * self.per_node + slot - own,
-            _ => self.partner(owner, slot + 1 - self.per_node),
-        }
-    }
-
-    /// Among all nodes but `rank`'s, the place of `node`.
-    const fn other(self, rank: usize, node: usize) -> usize {
-        if node < self.node(rank) { node } else { node - 1 }
-    }
-
-    /// The first of the slots of `delegate` for its owner on `node`: one for each rank of its own node.
-    const fn delegated(self, delegate: usize, node: usize) -> usize {
-        self.sources() + self.other(delegate, node) * self.per_node
-    }
-
-    /// The slot of `delegate` that its sum for its owner on `node` is sent from.
-    const fn sent(self, delegate: usize, node: usize) -> usize {
-        self.slots() + self.other(delegate, node)
-    }
-
-    /// Where `source`'s rows for `owner` go.
-    pub(crate) const fn place(self, owner: usize, source: usize) -> Place {
-        let rank = self.partner(owner, self.node(source));
-        if rank == owner {
-            return Place { rank, slot: self.source(owner, source) };
-        }
-        Place { rank, slot: self.delegated(rank, self.node(owner)) + source % self.per_node }
-    }
-
-    /// The owners whose rows go to `rank` in its own node: those whose delegate it is, as rounds have them, and itself.
-    pub(crate) fn owners(self, rank: usize) -> impl Iterator<Item = usize> + Clone {
-        (1..=self.nodes).map(move |ahead| self.partner(rank, (self.node(rank) + ahead) % self.nodes))
-    }
-
-    /// Of a round, from 0: whom `rank` sends a sum to, and who sends it one.
-    const fn round(self, rank: usize, round: usize) -> (usize, usize) {
-        let (own, ahead) = (self.node(rank), round + 1);
-        let to = self.partner(rank, (own + ahead) % self.nodes);
-        (to, self.partner(rank, (own + self.nodes - ahead) % self.nodes))
-    }
+/// Which slots a rank has, and who writes to which: in two levels if so wanted.
+pub(crate) fn slot_layout(reach: &Reach, two_levels: bool) -> Result<SlotLayout> {
+    if two_levels { layout(reach) } else { Ok(SlotLayout::one_level(reach.world_size())) }
 }
 
 /// What summing in nodes takes, of the ranks of this process.
@@ -216,23 +113,23 @@ struct Parts {
 impl Levels {
     pub(crate) fn new(
         sum: Arc<dyn SumSlots>,
-        layout: Layout,
+        layout: SlotLayout,
         members: &Members,
         (signals, arrived): (&SymmetricSignals, PeerWords),
         (blocks, op): (usize, u32),
     ) -> Result<Self> {
         let waits = PerRank::try_new(members.local_ranks(), |rank| {
             let log = &members.faults[rank];
-            let others = (0..layout.nodes).filter(|&node| node != layout.node(rank));
+            let others = (0..layout.nodes()).filter(|&node| node != layout.node(rank));
             let parts = |node: usize| {
                 let first = layout.delegated(rank, node);
                 let of_node = |word: &dyn Fn(usize) -> usize| {
                     let wait = |local: usize| {
                         let word = word(first + local);
-                        let source = layout.node(rank) * layout.per_node + local;
+                        let source = layout.node(rank) * layout.ranks_per_node() + local;
                         (signals.word(rank, word), stream_site(source, word))
                     };
-                    (0..layout.per_node).map(wait).collect::<Vec<_>>()
+                    (0..layout.ranks_per_node()).map(wait).collect::<Vec<_>>()
                 };
                 let of_block = |block: usize| of_node(&|slot| slot * blocks + block);
                 Ok::<_, Error>(Parts {
@@ -284,11 +181,11 @@ impl Scatter {
     pub(crate) fn rounds_after(&self, rank: usize, owner: usize) -> impl Iterator<Item = usize> {
         let (layout, order) = (self.layout, self.order(rank));
         let ahead =
-            move |other: usize| (layout.node(other) + layout.nodes - layout.node(rank)) % layout.nodes;
+            move |other: usize| (layout.node(other) + layout.nodes() - layout.node(rank)) % layout.nodes();
         let last = move |round: usize| {
             order.iter().rfind(|&&other| (1..=round + 1).contains(&ahead(other))).copied()
         };
-        (0..layout.nodes - 1).filter(move |&round| last(round) == Some(owner))
+        (0..layout.rounds()).filter(move |&round| last(round) == Some(owner))
     }
 
     /// All rounds, in order.
@@ -303,7 +200,7 @@ impl Scatter {
         by_block: bool,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        (0..self.layout.nodes - 1)
+        (0..self.layout.rounds())
             .try_for_each(|round| unsafe { self.exchange_sums(rank, round, epoch, rows, by_block) })
     }
 
@@ -357,7 +254,7 @@ impl Scatter {
                     let memory = self.slot(rank, sent).add(offset);
                     let sum = NodeSum {
                         rank,
-                        sources: layout.per_node,
+                        sources: layout.ranks_per_node(),
                         slots: self.slot(rank, first_slot).add(offset),
                         slot_rows: self.slot_rows(),
                         rows: rows.len(),
@@ -379,7 +276,7 @@ impl Scatter {
                     let lane = Moved::EXCHANGED;
                     step.moved.push(Moved { from, to: rank, shard: rank, lane, bytes, signal: None });
                     if by_block {
-                        let words = self.signals_of(from, Place { rank, slot: received });
+                        let words = self.signals_of(from, SlotPlace { rank, slot: received });
                         step.raised.extend(blocks_of(&rows).map(|block| words.add(block * size_of::<u32>())));
                     }
                 }
@@ -417,85 +314,19 @@ fn within(chunks: &Chunks, shard: usize, index: usize) -> std::ops::Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
-
-    const LAYOUTS: [Layout; 6] = [
-        Layout { nodes: 1, per_node: 4 },
-        Layout { nodes: 2, per_node: 2 },
-        Layout { nodes: 2, per_node: 3 },
-        Layout { nodes: 3, per_node: 2 },
-        Layout { nodes: 2, per_node: 4 },
-        Layout { nodes: 4, per_node: 3 },
-    ];
-
-    #[test]
-    fn each_part_has_a_slot_of_its_own_in_its_node() {
-        for layout in LAYOUTS {
-            let ranks = 0..layout.nodes * layout.per_node;
-            let mut seen = BTreeSet::new();
-            for (owner, source) in
-                ranks.clone().flat_map(|owner| ranks.clone().map(move |rank| (owner, rank)))
-            {
-                let Place { rank, slot } = layout.place(owner, source);
-                assert_eq!(layout.node(rank), layout.node(source));
-                assert!(layout.owners(rank).any(|of| of == owner));
-                assert!(slot < layout.slots() && seen.insert((rank, slot)));
-                assert_eq!(rank == owner, slot < layout.sources());
-            }
-            // What else there is, sums come to.
-            for (owner, node) in ranks.flat_map(|rank| (0..layout.nodes).map(move |node| (rank, node))) {
-                if node != layout.node(owner) {
-                    let slot = layout.source(owner, layout.partner(owner, node));
-                    assert!(slot < layout.sources() && seen.insert((owner, slot)));
-                }
-            }
-            assert_eq!(seen.len(), layout.nodes * layout.per_node * layout.slots());
-        }
-    }
-
-    #[test]
-    fn sources_are_in_the_order_of_ranks() {
-        for layout in LAYOUTS {
-            for owner in 0..layout.nodes * layout.per_node {
-                let ranks: Vec<_> =
-                    (0..layout.sources()).map(|slot| layout.rank_of_source(owner, slot)).collect();
-                assert!(ranks.is_sorted() && ranks.contains(&owner), "{layout:?} {owner}: {ranks:?}");
-                for (slot, &rank) in ranks.iter().enumerate() {
-                    assert_eq!(layout.source(owner, rank), slot);
-                }
-            }
-        }
-        assert_eq!(Layout::one_level(4), LAYOUTS[0]);
-        assert_eq!((Layout::one_level(4).all_slots(), LAYOUTS[3].all_slots()), (4, 6 + 2 * 2));
-    }
-
-    #[test]
-    fn rounds_meet() {
-        for layout in LAYOUTS {
-            for rank in 0..layout.nodes * layout.per_node {
-                let met = (0..layout.nodes - 1)
-                    .map(|round| {
-                        let (to, from) = layout.round(rank, round);
-                        assert_eq!((layout.round(to, round).1, layout.round(from, round).0), (rank, rank));
-                        to
-                    })
-                    .chain([rank]);
-                assert!(met.eq(layout.owners(rank)));
-            }
-        }
-    }
 
     #[test]
     fn only_equal_nodes_of_several_ranks_have_two_levels() {
         let reach = Reach::split(6, 3);
-        assert_eq!(Layout::two_levels(&reach).unwrap(), Layout { nodes: 3, per_node: 2 });
+        assert_eq!(slot_layout(&reach, true).unwrap(), SlotLayout::two_levels(3, 2));
+        assert_eq!(slot_layout(&reach, false).unwrap(), SlotLayout::one_level(6));
         for (reach, expected) in [
             (Reach::one_node(4), "one node"),
             (Reach::split(5, 2), "different numbers"),
             (Reach::split(3, 3), "one rank each"),
             (reach.without_addresses(), "do not address"),
         ] {
-            let error = Layout::two_levels(&reach).unwrap_err().to_string();
+            let error = check_two_levels(&reach).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

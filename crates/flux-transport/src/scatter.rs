@@ -16,7 +16,7 @@
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
-use crate::levels::{Layout, Levels, Place};
+use crate::levels::{Levels, slot_layout};
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
 use crate::scatter_puts::{PutWords, Puts};
@@ -24,7 +24,7 @@ use crate::trace::Moved;
 use crate::turns::Scattering;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, SumSlots, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Pattern, Shards, Taper};
+use flux_swizzle::{Chunks, Pattern, Shards, SlotLayout, SlotPlace, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -77,7 +77,7 @@ pub struct Scatter {
     pub(crate) puts: Option<Puts>,
     /// Likewise.
     pub(crate) levels: Option<Levels>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: SlotLayout,
     pub(crate) world_size: usize,
     pub(crate) reach: Arc<Reach>,
     pub(crate) relay: Option<Relay>,
@@ -144,10 +144,7 @@ impl Scatter {
             SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
         };
         let sum_in_nodes = spec.sum_in_nodes.as_ref().filter(|_| !to_all);
-        let layout = match sum_in_nodes {
-            Some(_) => Layout::two_levels(&reach)?,
-            None => Layout::one_level(world_size),
-        };
+        let layout = slot_layout(&reach, sum_in_nodes.is_some())?;
         let slots = allocate(layout.all_slots().saturating_mul(slot_rows), spec.placement)?;
         let arrived = PeerWords { first: blocks.saturating_mul(layout.slots()) };
         let behind = arrived.first.saturating_add(layout.slots());
@@ -248,7 +245,7 @@ impl Scatter {
 
     /// Where `source` writes its rows for `owner`: at the owner, or at [`Scatter::first_hop`].
     pub(crate) fn slot_of(&self, owner: usize, source: usize) -> Address {
-        let Place { rank, slot } = self.layout.place(owner, source);
+        let SlotPlace { rank, slot } = self.layout.place(owner, source);
         self.slot(rank, slot)
     }
 
@@ -258,7 +255,7 @@ impl Scatter {
     }
 
     /// The signals of a slot that `source` raises.
-    pub(crate) fn signals_of(&self, source: usize, Place { rank, slot }: Place) -> Address {
+    pub(crate) fn signals_of(&self, source: usize, SlotPlace { rank, slot }: SlotPlace) -> Address {
         if self.is_lost(source, rank) {
             return self.lost.word(rank, 0);
         }
@@ -454,7 +451,7 @@ impl Scatter {
             for owner in self.layout.owners(to).filter(|&owner| only.is_none_or(|only| only == owner)) {
                 self.move_rows((rank, peer), (source, owner), &chunks, epoch)?;
                 if !self.is_lost(source, to) {
-                    let Place { slot, .. } = self.layout.place(owner, source);
+                    let SlotPlace { slot, .. } = self.layout.place(owner, source);
                     self.arrived.raise(&self.signals, transfers, slot, std::iter::once(to), epoch)?;
                 }
             }

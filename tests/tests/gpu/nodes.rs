@@ -3,10 +3,10 @@
 //! where there is no NCCL.
 
 use flux::{
-    AgGemm, BackendChoice, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference,
-    Transport, Whole,
+    AgGemm, BackendChoice, DType, Delivery, GemmAr, GemmRs, Group, GroupConfig, Levels, OpSpec, Operation,
+    PathPreference, Summation, Transport, Whole,
 };
-use flux_tests::data::{Fill, matrix};
+use flux_tests::data::{Fill, matrix, relative_error};
 use flux_tests::launch::{PART, call_forever, check_killed_after, check_passed};
 use flux_tests::table::{Case, check_bf16};
 use half::bf16;
@@ -34,6 +34,7 @@ pub(crate) fn run_part() {
     match what.as_str() {
         "late" => config.wait_budget = Duration::from_secs(2),
         "bits" => return same_bits(&config),
+        "levels" => return two_levels(&config),
         _ => {}
     }
     let group = Group::from_env_with(config).unwrap();
@@ -107,7 +108,7 @@ fn bits(group: &Group) -> Vec<Vec<u16>> {
     let mut all = Vec::new();
     for path in [PathPreference::Fused, PathPreference::Unfused] {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.one_shot_rows) = (path, Some(100));
+        (spec.path, spec.one_shot_rows, spec.levels) = (path, Some(100), Levels::One);
         let gathered = AgGemm::new(group, spec.clone()).unwrap();
         let scattered = GemmRs::new(group, spec.clone()).unwrap();
         let reduced = GemmAr::new(group, spec).unwrap();
@@ -117,6 +118,44 @@ fn bits(group: &Group) -> Vec<Vec<u16>> {
         all.push(run(&|| result(group, &reduced, &a[..96 * k], &b, 96)));
     }
     all
+}
+
+/// Sums in two levels are the same bits in every way and call, in both ways of delivery and of summing, and close to those of one.
+fn two_levels(config: &GroupConfig) {
+    let mut config = config.clone();
+    config.sm_budget = NonZeroU32::new(64);
+    let group = Group::from_env_with(config).unwrap();
+    let (m, n, k) = (1300, 192, 256);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
+    let result = |levels, path, delivery, summation| {
+        let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+        (spec.levels, spec.path, spec.delivery, spec.summation) = (levels, path, delivery, summation);
+        let op = GemmRs::new(&group, spec).unwrap();
+        assert_eq!(op.levels(), levels);
+        let whole = Whole::place(&group, &op, &a, &b, m).unwrap();
+        let results: Vec<Vec<bf16>> = (0..5)
+            .map(|_| {
+                whole.enqueue().unwrap();
+                whole.result().unwrap()
+            })
+            .collect();
+        assert!(results.iter().all(|c| *c == results[0]), "{levels} {path:?} {delivery} {summation}");
+        results.into_iter().next().unwrap()
+    };
+    let (fused, unfused) = (PathPreference::Fused, PathPreference::Unfused);
+    let two = result(Levels::Two, fused, Delivery::Relayed, Summation::Separate);
+    for (path, delivery, summation) in [
+        (fused, Delivery::Relayed, Summation::Auto),
+        (fused, Delivery::Direct, Summation::Separate),
+        (fused, Delivery::Direct, Summation::Auto),
+        (unfused, Delivery::Auto, Summation::Auto),
+        (PathPreference::Chunked, Delivery::Auto, Summation::Auto),
+    ] {
+        assert!(result(Levels::Two, path, delivery, summation) == two, "{path:?} {delivery} {summation}");
+    }
+    let one = result(Levels::One, unfused, Delivery::Auto, Summation::Auto);
+    let one: Vec<f64> = one.into_iter().map(f64::from).collect();
+    assert!(relative_error(&two, &one) < 4e-3);
 }
 
 fn check(world_size: usize, part: &str) {
@@ -142,6 +181,11 @@ fn two_nodes_of_two_exchange_by_nccl() {
 fn exchanging_gives_the_same_bits() {
     check(2, "nccl 0 bits");
     check(4, "auto 2 bits");
+}
+
+#[test]
+fn two_nodes_of_two_sum_in_two_levels() {
+    check(4, "auto 2 levels");
 }
 
 #[test]
