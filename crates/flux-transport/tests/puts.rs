@@ -7,8 +7,8 @@ use flux_memory::{
 };
 use flux_swizzle::{Pattern, Shards};
 use flux_transport::{
-    AllGather, AllGatherSpec, Awaited, Direction, Members, Message, PeerCopy, Put, PutExchange, Result, Rows,
-    Scatter, ScatterSpec, Taper,
+    AllGather, AllGatherSpec, Awaited, Direction, Members, Message, NodeSum, PeerCopy, Put, PutExchange,
+    Result, Rows, Scatter, ScatterSpec, SumSlots, Taper,
 };
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -204,6 +204,10 @@ const ROW_BYTES: usize = 16;
 const BLOCK_ROWS: usize = 4;
 
 fn scatter(members: &Members, puts: bool) -> Scatter {
+    scatter_in_levels(members, puts, None)
+}
+
+fn scatter_in_levels(members: &Members, puts: bool, sum_in_nodes: Option<Arc<dyn SumSlots>>) -> Scatter {
     let spec = ScatterSpec {
         max_rows: 70,
         row_bytes: ROW_BYTES,
@@ -213,7 +217,7 @@ fn scatter(members: &Members, puts: bool) -> Scatter {
         with_partial: true,
         relayed: false,
         puts,
-        sum_in_nodes: None,
+        sum_in_nodes,
         direction: Direction::Push,
         pattern: Pattern::full_mesh(members.world_size()),
         placement: Placement::Device,
@@ -252,6 +256,73 @@ fn partial_rows_are_put_to_their_owners() {
                 check_slots(&scatter, rank, world_size, (rows, epoch), &stream);
             }
             scatter.settle();
+        });
+    }
+}
+
+/// Adds bytes.
+#[derive(Debug)]
+struct AddBytes;
+
+impl SumSlots for AddBytes {
+    unsafe fn sum(&self, stream: &Stream, sum: &NodeSum) -> Result<()> {
+        let (Stream::Host(stream), sum) = (stream, *sum) else { panic!("only on the host") };
+        let add = move || {
+            let bytes = sum.rows * ROW_BYTES;
+            let mut all = vec![0_u8; bytes];
+            for source in 0..sum.sources {
+                let slot = sum.slots.add(source * sum.slot_rows * ROW_BYTES);
+                // SAFETY: the caller's promise: nobody writes to the slots now.
+                let slot = unsafe { std::slice::from_raw_parts(slot.as_ptr::<u8>(), bytes) };
+                all.iter_mut().zip(slot).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
+            }
+            // SAFETY: nor does anybody use what it goes to.
+            unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), sum.out.as_ptr(), bytes) };
+        };
+        Ok(stream.launch(add)?)
+    }
+}
+
+/// What a node has for an owner on another one is put there as one sum, call after call.
+#[test]
+fn sums_of_nodes_are_put_to_their_owners() {
+    for (world_size, nodes) in [(4, 2), (6, 3), (6, 2)] {
+        on_nodes(world_size, nodes, |own, members| {
+            let (rank, per_node) = (own.rank, world_size / nodes);
+            let scatter = scatter_in_levels(members, true, Some(Arc::new(AddBytes)));
+            assert!(
+                scatter.has_two_levels() && (0..world_size).all(|to| scatter.put_target(rank, to).is_none())
+            );
+            let stream = Device::host().stream().unwrap();
+            for (epoch, rows) in [(1, 70), (2, 1), (3, 33), (4, 70)] {
+                let partial: Vec<_> = (0..rows).flat_map(|row| row_of(rank, row, epoch)).collect();
+                // SAFETY: all ranks make the same calls.
+                unsafe {
+                    scatter.begin(rank, &stream).unwrap();
+                    stream.upload(scatter.partial(rank), &partial).unwrap();
+                    scatter.stage(rank, epoch, &stream).unwrap();
+                    scatter.transfer(rank, epoch, rows, &stream).unwrap();
+                }
+                let range = shard(world_size, rank, rows);
+                for (slot, source) in scatter.source_ranks(rank).enumerate() {
+                    await_word(scatter.arrived(rank).add(slot * size_of::<u32>()), epoch);
+                    let mut found = vec![0; range.len() * ROW_BYTES];
+                    // SAFETY: the slot is of this op.
+                    unsafe { stream.download(&mut found, scatter.slot(rank, slot)).unwrap() };
+                    let node = source / per_node * per_node..(source / per_node + 1) * per_node;
+                    let summed = if node.contains(&rank) { source..source + 1 } else { node };
+                    let mut expected = vec![0_u8; found.len()];
+                    for source in summed {
+                        let part = range.clone().flat_map(|row| row_of(source, row, epoch));
+                        expected.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
+                    }
+                    assert_eq!(found, expected, "rank {rank} of {world_size}, slot {slot}, call {epoch}");
+                }
+                // SAFETY: as above.
+                unsafe { scatter.release(rank, epoch, &stream).unwrap() };
+            }
+            scatter.settle();
+            assert!(own.puts.load(Ordering::Relaxed) > 0);
         });
     }
 }

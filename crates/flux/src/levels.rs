@@ -1,7 +1,7 @@
 //! Whether what the ranks of a node have for another one is summed before it leaves.
 
 use crate::call::kernel_size;
-use crate::{DType, Error, Group, Result};
+use crate::{DType, Delivery, Error, Group, Result};
 use flux_launch::SumParams;
 use flux_memory::{Address, Stream};
 use flux_transport::{NodeSum, SumSlots};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Levels {
     /// Two between several nodes of the same number of ranks, two or more, which address each other's memory. One elsewhere, and where
-    /// GEMMs put their tiles by themselves ([`crate::Transport::Nvshmem`] and [`crate::Delivery::Direct`]).
+    /// GEMMs are asked to put their tiles by themselves ([`crate::Transport::Nvshmem`] and [`Delivery::Direct`]).
     #[default]
     Auto,
     /// Each rank's partial sums go to their owner, which adds all of them in rank order: the bits are those of one node.
@@ -28,13 +28,13 @@ pub enum Levels {
 }
 
 impl Levels {
-    /// Whether there are two in `group`.
-    pub(crate) fn are_two(self, group: &Group) -> Result<bool> {
+    /// Whether there are two in `group`, whichever way calls go.
+    pub(crate) fn are_two(self, group: &Group, delivery: Delivery) -> Result<bool> {
         let reach = group.members().space.reach();
         let fit = flux_transport::check_two_levels(reach);
         match self {
             Levels::One => Ok(false),
-            Levels::Auto => Ok(fit.is_ok()),
+            Levels::Auto => Ok(fit.is_ok() && !(group.nvshmem().is_some() && delivery == Delivery::Direct)),
             Levels::Two => fit.map(|()| true).map_err(Error::from),
         }
     }

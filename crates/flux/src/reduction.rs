@@ -93,9 +93,8 @@ impl Reduction {
         };
         let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
-        let may_put = may_fuse && owners == Owners::Shards && spec.levels != Levels::Two;
-        let puts = may_put && puts::prepare(group, spec)?;
-        let two_levels = owners == Owners::Shards && !puts && spec.levels.are_two(group)?;
+        let two_levels = owners == Owners::Shards && spec.levels.are_two(group, spec.delivery)?;
+        let puts = may_fuse && owners == Owners::Shards && !two_levels && puts::prepare(group, spec)?;
         // Faults in slots that are not numbered by rank are told by the operation's number.
         let op = if two_levels { group.register_again(op) } else { op };
         let delivery =
