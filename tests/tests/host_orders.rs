@@ -2,8 +2,8 @@
 //! otherwise. (`host_timelines.rs` looks at what happens when.)
 
 use flux::{
-    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
-    Order, Path, PathPreference, Pattern, Placement, Push, SignalLoss, Whole,
+    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, Levels,
+    OpSpec, Order, Path, PathPreference, Pattern, Placement, Push, SignalLoss, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::machines::{in_words, of_every_class};
@@ -67,7 +67,13 @@ fn bits(group: &Group, spec: &OpSpec, data: &Data, what: &str) -> [Vec<u16>; 3] 
 }
 
 /// All ways through all operations in one order, pushed and pulled, by chunks and by whole shards.
-fn check_ways(group: &Group, order: &Pattern, data: &Data, expected: &mut Option<[Vec<u16>; 3]>, what: &str) {
+fn check_ways(
+    group: &Group,
+    (order, levels): (&Pattern, Levels),
+    data: &Data,
+    expected: &mut Option<[Vec<u16>; 3]>,
+    what: &str,
+) {
     for (path, delivery, direction, chunk_rows) in [
         (PathPreference::Fused, Delivery::Relayed, Direction::Push, Some(2)),
         (PathPreference::Fused, Delivery::Direct, Direction::Pull, Some(3)),
@@ -76,7 +82,7 @@ fn check_ways(group: &Group, order: &Pattern, data: &Data, expected: &mut Option
     ] {
         let mut spec = OpSpec::new(N, K, data.m, DType::Bf16);
         (spec.path, spec.delivery, spec.direction, spec.chunk_rows) = (path, delivery, direction, chunk_rows);
-        (spec.order, spec.one_shot_rows) = (Order::Of(order.clone()), Some(0));
+        (spec.order, spec.one_shot_rows, spec.levels) = (Order::Of(order.clone()), Some(0), levels);
         // What is a rank's own by kernel, what it passes on by copies.
         spec.push = if path == PathPreference::Chunked { Push::Kernel } else { Push::Auto };
         let what = format!("{what}, {path:?} {delivery} {direction} {chunk_rows:?}");
@@ -94,29 +100,34 @@ fn every_class_is_right_in_every_way() {
         let together = Group::local_with(world_size, config(0)).unwrap();
         for machine in of_every_class(world_size) {
             let (order, what) = (machine.pattern(), in_words(&machine));
-            check_ways(&together, &order, &data, &mut expected, &what);
+            let way = (&order, Levels::One);
+            check_ways(&together, way, &data, &mut expected, &what);
             if machine.nodes() > 1 {
                 let apart = Group::local_with(world_size, config(machine.nodes())).unwrap();
-                check_ways(&apart, &order, &data, &mut expected, &format!("{what}, apart"));
+                check_ways(&apart, way, &data, &mut expected, &format!("{what}, apart"));
             }
         }
     }
 }
 
-/// An order need not know what the ranks are connected by: what is out of reach is sent and received, and sums stay the same.
+/// An order need not know what the ranks are connected by: what is out of reach is sent and received, and sums stay the same; in two
+/// levels, those of as many nodes.
 #[test]
 fn any_order_goes_over_any_nodes() {
     let data = Data::new(37);
     let mut expected = None;
     for nodes in [2, 3] {
         let group = Group::local_with(6, config(nodes)).unwrap();
+        let mut in_two_levels = None;
         for order in [
             Pattern::ring(6),
             Pattern::two_level(&[4, 2]),
             Pattern::islands(&[1, 2, 3]),
             Pattern::Ring(vec![vec![5, 0, 3], vec![1, 4, 2]]),
         ] {
-            check_ways(&group, &order, &data, &mut expected, &format!("{order} over {nodes} nodes"));
+            let what = format!("{order} over {nodes} nodes");
+            check_ways(&group, (&order, Levels::One), &data, &mut expected, &what);
+            check_ways(&group, (&order, Levels::Two), &data, &mut in_two_levels, &what);
         }
         // Nodes of unequal size take two levels by themselves.
         let uneven = Group::local_with(5, config(nodes)).unwrap();
@@ -138,7 +149,13 @@ fn every_order_is_right_among_processes() {
     ] {
         on_threads(world_size, |end| {
             let group = Group::with_bootstrap(end, config(nodes)).unwrap();
-            check_ways(&group, &order, &Data::new(29), &mut None, &format!("{order} among processes"));
+            check_ways(
+                &group,
+                (&order, Levels::Auto),
+                &Data::new(29),
+                &mut None,
+                &format!("{order} among processes"),
+            );
         });
     }
 }

@@ -2,8 +2,8 @@
 //! order: per rank and lane what is sent, per rank which shard's tiles are computed when, and nothing before what it waits for.
 
 use flux::{
-    AgGemm, BackendChoice, CallTrace, DType, Direction, GemmRs, Group, GroupConfig, OpSpec, Operation, Order,
-    PathPreference, Shards, Whole,
+    AgGemm, BackendChoice, CallTrace, DType, Direction, GemmRs, Group, GroupConfig, Levels, OpSpec,
+    Operation, Order, PathPreference, Shards, Whole,
 };
 use flux_sim::{Activity, Machine, Op, Path, Plan, Problem, Style, simulate};
 use flux_swizzle::{Chunks, Collective, Schedule, Transfer};
@@ -60,7 +60,7 @@ impl Timeline {
         // Large enough that all SMs are busy, of as many chunks as what is run.
         let rows = 1024;
         let problem = Problem { op, m: rows * machine.gpus(), n: 8192, k: 1024, element_bytes: 2 };
-        // All ranks here are on one node.
+        // What is run, in one level, on however many nodes.
         let style = Style { sums_in_nodes: false, ..Style::FLUX };
         let plan = Plan { chunk_rows: Some(rows / CHUNKS), timeline: true, style, ..Plan::new(path) };
         let outcome = simulate(machine, &problem, &plan).unwrap();
@@ -187,6 +187,7 @@ fn compare(machine: &Machine, apart: bool) {
     let m = rows * world_size;
     let mut spec = OpSpec::new(n, k, m, DType::Bf16);
     (spec.order, spec.chunk_rows) = (Order::Of(machine.pattern()), Some(rows / CHUNKS));
+    spec.levels = Levels::One; // as the schedule has it
     let chunks = Chunks::new(Shards::new(m, world_size).unwrap(), rows / CHUNKS).unwrap();
     let schedule =
         |collective| Schedule::new(collective, &machine.pattern(), |shard| chunks.count(shard)).unwrap();

@@ -10,7 +10,8 @@
 //! All ranks take the steps of one schedule ([`flux_swizzle::Schedule`]) in the same order, by phase and step, and in a step each
 //! rank receives exactly what its peers send to it in the same step of theirs. A step begins when the rank's stream has come to
 //! it, which takes: the step before; the rank's own calls before; where a GEMM computes what is to be sent, that GEMM's tiles,
-//! which wait for nothing but the acknowledgements of the call before; and, where what is sent has come from a third rank, its
+//! which wait for nothing but the acknowledgements of the call before; where what is sent is a sum of a node, what the node's ranks write
+//! to be summed (`levels.rs`); and, where what is sent has come from a third rank, its
 //! arrival, which the schedule has in an earlier step, be it a copy or an exchange. Copies wait for acknowledgements of the call
 //! before, and for what is earlier in the schedule, too. So the earliest transfer of the schedule that has not ended can begin on
 //! all ranks that take part, and ends: sends and receives of a step go on at the same time. By induction so do all. What does not
