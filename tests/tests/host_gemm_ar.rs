@@ -22,7 +22,7 @@ fn the_forms_take_turns() {
         let group = group(3);
         let (max_m, n, k) = (200, 70, 30);
         let mut spec = OpSpec::new(n, k, max_m, DType::Bf16);
-        (spec.one_shot_rows, spec.direction) = (Some(100), direction);
+        (spec.one_shot_rows, spec.direction) = (Some(100), Some(direction));
         let op = GemmAr::new(&group, spec).unwrap();
         let (a, b) = (matrix::<bf16>(max_m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
         let rows = [200, 7, 150, 100, 101, 0, 1, 64, 199, 3, 2, 5, 120, 99, 130, 200, 200, 1];

@@ -14,6 +14,7 @@ mod gemm_rs;
 mod group;
 mod operation;
 mod plan;
+mod planner;
 mod push;
 mod reduction;
 mod scales;
@@ -22,6 +23,7 @@ mod summation;
 mod taper;
 mod trace;
 mod transport;
+mod tuner;
 mod whole;
 
 pub use self::cudarc::{CudarcScale, CudarcScales};
@@ -41,12 +43,16 @@ pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use operation::{OperandParts, Operation, Part};
 pub use plan::{Path, PathChoice, PathPreference};
+pub use planner::{
+    Candidate, Explain, OpKind, Plan, PlanSource, Verdict, explain, explain_on, explain_on_topology,
+};
 pub use push::Push;
 pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use transport::Transport;
+pub use tuner::{Entry, Key, Loss, Measured, TuneConfig, TuneOutcome, TuneProgress, tune};
 pub use whole::Whole;
 
 /// The result of everything here that can fail.

@@ -9,7 +9,8 @@
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
-use crate::plan::{Path, PathPreference};
+use crate::plan::{self, Path, PathPreference};
+use crate::planner::Built;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
@@ -77,9 +78,8 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        op: u32,
-        max_rows: usize,
-        owners: Owners,
+        built: Built,
+        (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
         let tile = group.any_launcher().tile(spec.dtype)?;
@@ -89,8 +89,12 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
-        let delivery = delivery::Choice::new(spec.delivery, group);
+        // What is sent to all goes whole.
+        let chunk_rows = match owners {
+            Owners::Shards => built.chunk_rows,
+            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)),
+        };
+        let delivery = built.delivery;
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
@@ -112,7 +116,7 @@ impl Reduction {
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
             relayed,
-            direction: spec.direction,
+            direction: built.direction,
             placement: group.config().peer_memory,
             op,
             signal_loss: group.config().signal_loss,
