@@ -38,7 +38,7 @@ pub(crate) struct TuneArguments {
     #[arg(long, conflicts_with = "force")]
     pub(crate) check: bool,
     /// With --check: by how much plans may be slower, in parts of the fastest's time.
-    #[arg(long, value_name = "PART", default_value_t = 0.05)]
+    #[arg(long, value_name = "PART", default_value_t = 0.05, allow_negative_numbers = true)]
     pub(crate) tolerance: f64,
     /// How to report.
     #[arg(long, value_enum, default_value_t = FormatArgument::Table)]

@@ -24,6 +24,8 @@ const STEP_US: f64 = 5.5;
 const MEETING_US: f64 = 42.0;
 /// What copying a byte takes, in ns.
 const COPY_NS: f64 = 0.079;
+/// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each.
+const STORE_NS: f64 = 0.5;
 /// What summing a byte of the slots takes, in ns.
 const SUM_NS: f64 = 0.62;
 /// Rows that are multiplied at once, whether there are as many or fewer.
@@ -50,6 +52,7 @@ struct Work {
     launches: f64,
     steps: f64,
     copied_bytes: f64,
+    stored_bytes: f64,
     summed_bytes: f64,
     /// How often all wait for all.
     meetings: f64,
@@ -73,11 +76,18 @@ impl HostModel {
             OpKind::AgGemm => self.gather_and_multiply(&mut work, layer, &shards, plan),
             OpKind::GemmRs | OpKind::GemmAr => self.multiply_and_sum(&mut work, layer, &shards, plan),
         }
-        let Work { sweeps, multiplications, launches, steps, copied_bytes, summed_bytes, meetings } = work;
-        let ns = sweeps * SWEEP_NS
-            + multiplications * MULTIPLY_NS
-            + copied_bytes * COPY_NS
-            + summed_bytes * SUM_NS;
+        let Work {
+            sweeps,
+            multiplications,
+            launches,
+            steps,
+            copied_bytes,
+            stored_bytes,
+            summed_bytes,
+            meetings,
+        } = work;
+        let moved = copied_bytes * COPY_NS + stored_bytes * STORE_NS + summed_bytes * SUM_NS;
+        let ns = sweeps * SWEEP_NS + multiplications * MULTIPLY_NS + moved;
         let all_us = ns / 1e3 + launches * LAUNCH_US + steps * STEP_US;
         // Ranks share the cores evenly, and each has at least one thread.
         let threads = (self.cores / layer.world_size.max(1)).max(1) * layer.world_size;
@@ -110,18 +120,18 @@ impl HostModel {
         let (ranks, bytes) = (real(layer.world_size), real(shards.total()) * real(layer.row_bytes()));
         self.gemms(work, layer, shards, plan.path);
         work.copied_bytes += bytes * (ranks - 1.0);
-        work.steps += 4.0 * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
         work.meetings += if plan.path == Path::Fused { 1.0 } else { 2.0 };
         let pulls = plan.direction == Direction::Pull;
         if pulls || plan.path == Path::Unfused {
             work.copied_bytes += bytes; // each rank's own rows
+            work.steps += ranks;
         }
-        work.steps += if pulls { 2.0 * ranks } else { 0.0 };
-        work.steps += match plan.path {
-            Path::Unfused => ranks,
-            Path::Chunked => ranks * (ranks - 1.0),
-            _ => 0.0,
-        };
+        // Who pushes waits for its peers to have read what was sent before.
+        let begins = if pulls { 2.0 } else { 4.0 };
+        work.steps += begins * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
+        if plan.path == Path::Chunked {
+            work.steps += ranks * (ranks - 1.0);
+        }
     }
 
     fn multiply_and_sum(&self, work: &mut Work, layer: &Layer, shards: &Shards, plan: &Plan) {
@@ -133,10 +143,14 @@ impl HostModel {
             work.launches += ranks; // the sum
             work.summed_bytes += bytes * ranks * ranks;
             let fused = plan.path == Path::Fused;
-            // Tiles go to all slots; what is moved afterwards is not moved to oneself.
-            work.copied_bytes += bytes * if fused { ranks * ranks } else { pairs };
-            work.steps += if fused { 0.0 } else { 2.0 * pairs };
-            work.meetings += if fused { 1.0 } else { 2.0 };
+            if fused {
+                work.stored_bytes += bytes * pairs;
+                work.meetings += 1.0;
+            } else {
+                work.copied_bytes += bytes * pairs;
+                work.steps += 2.0 * pairs;
+                work.meetings += 2.0;
+            }
         } else {
             self.gemms(work, layer, shards, plan.path);
             work.summed_bytes += bytes * ranks;

@@ -43,6 +43,9 @@ use model::{Model, Prediction};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+/// Up to so many ranks, each number of rows is planned by itself: that takes about a millisecond.
+const EXACT_RANKS: usize = 16;
+
 /// What an operation is built for, however many rows a call has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Built {
@@ -191,6 +194,7 @@ impl Planner {
 
     /// Which way calls of `m` rows go: planned at the first of them, and remembered.
     pub(crate) fn choose(&self, m: usize) -> Result<Chosen> {
+        let m = self.planned_rows(m);
         let lock = || self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(&chosen) = lock().get(&m) {
             return Ok(chosen);
@@ -198,6 +202,13 @@ impl Planner {
         let chosen = self.plan(m)?;
         lock().insert(m, chosen);
         Ok(chosen)
+    }
+
+    /// As calls of how many rows those of `m` rows are planned: with more ranks a simulation takes longer, and there are to be few.
+    fn planned_rows(&self, m: usize) -> usize {
+        let one_shot = m <= self.built().one_shot_rows;
+        let most = if one_shot { self.built().one_shot_rows } else { self.max_m };
+        if self.layer.world_size > EXACT_RANKS && m > 0 { m.next_power_of_two().min(most) } else { m }
     }
 
     fn plan(&self, m: usize) -> Result<Chosen> {
@@ -316,6 +327,10 @@ impl Planner {
 
     /// Everything that speaks for the way of calls with `m` rows.
     pub(crate) fn explain(&self, m: usize) -> Result<Explain> {
+        Ok(Explain { m, ..self.explain_planned(self.planned_rows(m))? })
+    }
+
+    fn explain_planned(&self, m: usize) -> Result<Explain> {
         let weighed = self.weigh(m, |_| true)?;
         let fits = |of: &Weighed| self.unfit(m, &of.possible.plan).is_none();
         let pick = if self.is_local() { None } else { self.pick(m, &weighed, fits)? };

@@ -51,17 +51,29 @@ enum Found {
     Damaged(Cache, String),
 }
 
+impl Found {
+    fn cache(self) -> Cache {
+        match self {
+            Found::Nothing => Cache::default(),
+            Found::Whole(cache) | Found::Damaged(cache, _) => cache,
+        }
+    }
+}
+
 impl Cache {
     /// What the file at `path` says; nothing, with a warning, if that cannot be believed.
     pub(crate) fn read(path: &Path) -> Self {
-        match read(path) {
-            Found::Nothing => Self::default(),
-            Found::Whole(cache) => cache,
-            Found::Damaged(cache, reason) => {
-                tracing::warn!(?path, %reason, kept = cache.0.len(), "a tuning cache is ignored, in part or whole");
-                cache
-            }
+        let found = read(path);
+        if let Found::Damaged(cache, reason) = &found {
+            tracing::warn!(?path, %reason, kept = cache.0.len(), "a tuning cache is ignored, in part or whole");
         }
+        found.cache()
+    }
+
+    /// What is to be believed of a file with these bytes.
+    #[cfg(test)]
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        parse(bytes).cache()
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Entry> {
@@ -123,7 +135,7 @@ impl Cache {
         Ok(cache)
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let document = Written { format: FORMAT, version: VERSION, entries: self.0.values().collect() };
         // A document of strings and numbers always has a text.
         serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
@@ -152,27 +164,25 @@ fn beside(path: &Path, what: &str) -> PathBuf {
 }
 
 fn read(path: &Path) -> Found {
-    let damaged = |reason: String| Found::Damaged(Cache::default(), reason);
-    let mut text = String::new();
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Found::Nothing,
-        other => other,
+    let bytes = || {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(std::io::Error::other("it is not a file"));
+        }
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
     };
-    let is_file = |file: &File| file.metadata().is_ok_and(|found| found.is_file());
-    match file {
-        Ok(file) if !is_file(&file) => return damaged("it is not a file".into()),
-        Ok(file) => match file.take(MOST_BYTES).read_to_string(&mut text) {
-            Ok(_) => {}
-            Err(error) => return damaged(error.to_string()),
-        },
-        Err(error) => return damaged(error.to_string()),
+    match bytes() {
+        Ok(bytes) => parse(&bytes),
+        Err(error) if error.kind() == ErrorKind::NotFound => Found::Nothing,
+        Err(error) => Found::Damaged(Cache::default(), error.to_string()),
     }
-    parse(&text)
 }
 
-fn parse(text: &str) -> Found {
+fn parse(bytes: &[u8]) -> Found {
     let damaged = |reason: String| Found::Damaged(Cache::default(), reason);
-    let document: Document = match serde_json::from_str(text) {
+    let document: Document = match serde_json::from_slice(bytes) {
         Ok(document) => document,
         Err(error) => return damaged(error.to_string()),
     };

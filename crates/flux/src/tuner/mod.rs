@@ -39,6 +39,10 @@ impl TuneConfig {
     }
 }
 
+/// There are fewer; and more samples tell nothing new.
+const MOST_CANDIDATES: usize = 32;
+const MOST_SAMPLES: usize = 10_000;
+
 /// How far tuning has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TuneProgress {
@@ -86,11 +90,11 @@ pub fn tune(
     rows.sort_unstable();
     rows.dedup();
     let layer = Layer::new(op, spec, group.world_size());
-    let most = config.candidates.max(1) + 2;
+    let (few, samples) = (config.candidates.clamp(1, MOST_CANDIDATES), config.samples.clamp(1, MOST_SAMPLES));
+    let each = (few + 2) * samples;
     let mut outcomes = Vec::with_capacity(rows.len());
     for (index, &m) in rows.iter().enumerate() {
-        let all = rows.len() * most * config.samples;
-        let mut now = TuneProgress { m, done: index * most * config.samples, all };
+        let mut now = TuneProgress { m, done: index * each, all: rows.len() * each };
         progress(now);
         let key = group.surroundings()?.key(group, &layer, m);
         let before = group.cache().get(&key).cloned();
@@ -105,11 +109,10 @@ pub fn tune(
         }
         let spec = OpSpec { max_m: m, tune_rows: Vec::new(), ..spec.clone() };
         let explain = crate::planner::explain(group, op, &spec, m)?;
-        let plans = best_few(&explain, config.candidates.max(1));
+        let plans = best_few(&explain, few);
         if plans.is_empty() {
             continue; // nothing to choose
         }
-        let samples = config.samples.max(1);
         let timings = measure(group, (op, &spec), (m, &plans), samples, || {
             now.done += 1;
             progress(now);
