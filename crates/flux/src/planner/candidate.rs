@@ -119,6 +119,9 @@ pub(crate) fn all(
     chunks.dedup();
     let fine = |rows: usize| rows == whole || rows.saturating_mul(layer.row_bytes()) >= LEAST_CHUNK_BYTES;
     chunks.retain(|&rows| fine(rows));
+    if ground.through_host {
+        chunks.truncate(1); // there, a taper cuts what is to be finer
+    }
     if let Some(rows) = built_chunk.map(|rows| rows.min(whole)).filter(|rows| !chunks.contains(rows)) {
         chunks.push(rows);
     }

@@ -6,6 +6,7 @@ use super::model::Model;
 use super::*;
 use crate::tuner::{Key, Measured};
 use crate::{BackendChoice, DType, GroupConfig, explain_on};
+use crate::{Delivery, Direction};
 use flux_sim::Machine;
 use std::time::{Duration, Instant};
 
