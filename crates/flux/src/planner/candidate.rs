@@ -90,6 +90,8 @@ pub(crate) struct Ground {
     pub(crate) orders: Vec<Pattern>,
     /// What peers access lies in pinned host memory of GPUs.
     pub(crate) through_host: bool,
+    /// Some ranks cannot address each other's memory.
+    pub(crate) several_nodes: bool,
     /// Fused tiles do not straddle shards; where these fill less than half of this, they are mostly padding.
     pub(crate) tile: TileShape,
     /// Where that is measured to lose.
@@ -169,6 +171,10 @@ fn impossible(layer: &Layer, ground: &Ground, wishes: &Wishes, m: usize, plan: &
     }
     if layer.op == OpKind::GemmAr && m == 0 && !plan.one_shot {
         return Some("no rows at all are always reduced one-shot".into());
+    }
+    let pulls = plan.direction == Direction::Pull && layer.op != OpKind::GemmRs && !plan.one_shot;
+    if ground.several_nodes && !ground.through_host && pulls && wishes.direction.is_none() {
+        return Some("between nodes, what is pulled is not passed on within them".into());
     }
     if ground.through_host
         && plan.direction == Direction::Push

@@ -126,9 +126,7 @@ impl HostModel {
             work.copied_bytes += bytes; // each rank's own rows
             work.steps += ranks;
         }
-        // Who pushes waits for its peers to have read what was sent before.
-        let begins = if pulls { 2.0 } else { 4.0 };
-        work.steps += begins * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
+        work.steps += 4.0 * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
         if plan.path == Path::Chunked {
             work.steps += ranks * (ranks - 1.0);
         }

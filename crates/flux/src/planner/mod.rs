@@ -84,6 +84,7 @@ impl Planner {
             ground: Ground {
                 orders: vec![order_of(group)],
                 through_host: facts.through_host(),
+                several_nodes: !group.members().space.reach().is_complete(),
                 tile: group.any_launcher().tile(spec.dtype)?,
                 padding_loses: group.backend() == flux_memory::Backend::Cuda,
             },

@@ -61,6 +61,7 @@ impl Planner {
                 vec![flux_swizzle::Pattern::nodes(machine.nodes(), &node)]
             }
         };
+        let several_nodes = matches!(&model, Model::Gpus { machine, .. } if machine.nodes() > 1);
         let on_host = matches!(model, Model::Host(_));
         let usual_delivery = match (spec.delivery, on_host) {
             (Delivery::Direct, _) => Choice::DirectAsAsked,
@@ -69,7 +70,13 @@ impl Planner {
             (Delivery::Auto, false) => Choice::RelayedToOtherGpus,
         };
         let mut planner = Self {
-            ground: Ground { orders, through_host: false, tile: USUAL_TILE, padding_loses: !on_host },
+            ground: Ground {
+                orders,
+                through_host: false,
+                several_nodes,
+                tile: USUAL_TILE,
+                padding_loses: !on_host,
+            },
             usual_delivery,
             model,
             tuned: Vec::new(),
