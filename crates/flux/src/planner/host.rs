@@ -24,8 +24,8 @@ const STEP_US: f64 = 5.5;
 const MEETING_US: f64 = 42.0;
 /// What copying a byte takes, in ns.
 const COPY_NS: f64 = 0.079;
-/// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each.
-const STORE_NS: f64 = 0.5;
+/// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each. (Fitted to one-shot calls apart.)
+const STORE_NS: f64 = 0.8;
 /// What summing a byte of the slots takes, in ns.
 const SUM_NS: f64 = 0.62;
 /// Rows that are multiplied at once, whether there are as many or fewer.
@@ -126,7 +126,9 @@ impl HostModel {
             work.copied_bytes += bytes; // each rank's own rows
             work.steps += ranks;
         }
-        work.steps += 4.0 * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
+        // What is to be pulled is where the GEMM looks for it already.
+        let begins = if pulls && plan.path == Path::Unfused { 3.0 } else { 4.0 };
+        work.steps += begins * ranks + 2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows));
         if plan.path == Path::Chunked {
             work.steps += ranks * (ranks - 1.0);
         }
@@ -141,12 +143,12 @@ impl HostModel {
             work.launches += ranks; // the sum
             work.summed_bytes += bytes * ranks * ranks;
             let fused = plan.path == Path::Fused;
+            work.steps += 2.0 * pairs;
             if fused {
                 work.stored_bytes += bytes * pairs;
                 work.meetings += 1.0;
             } else {
                 work.copied_bytes += bytes * pairs;
-                work.steps += 2.0 * pairs;
                 work.meetings += 2.0;
             }
         } else {
