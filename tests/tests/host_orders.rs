@@ -75,7 +75,8 @@ fn check_ways(group: &Group, order: &Pattern, data: &Data, expected: &mut Option
         (PathPreference::Unfused, Delivery::Auto, Direction::Pull, Some(2)),
     ] {
         let mut spec = OpSpec::new(N, K, data.m, DType::Bf16);
-        (spec.path, spec.delivery, spec.direction, spec.chunk_rows) = (path, delivery, direction, chunk_rows);
+        (spec.path, spec.delivery, spec.direction, spec.chunk_rows) =
+            (path, delivery, Some(direction), chunk_rows);
         (spec.order, spec.one_shot_rows) = (Order::Of(order.clone()), Some(0));
         // What is a rank's own by kernel, what it passes on by copies.
         spec.push = if path == PathPreference::Chunked { Push::Kernel } else { Push::Auto };
@@ -183,7 +184,7 @@ fn a_lost_signal_in_a_ring_is_named() {
         let group = Group::local_with(4, config).unwrap();
         let data = Data::new(64);
         let mut spec = OpSpec::new(N, K, data.m, DType::Bf16);
-        (spec.path, spec.direction, spec.order) = (path, direction, Order::Ring);
+        (spec.path, spec.direction, spec.order) = (path, Some(direction), Order::Ring);
         let op = AgGemm::new(&group, spec).unwrap();
         let whole = Whole::place(&group, &op, &data.a, &data.b, data.m).unwrap();
         let begin = Instant::now();

@@ -92,7 +92,7 @@ fn run_path(
         let mut spec = OpSpec::new(n, k, tokens, DType::Bf16);
         (spec.path, spec.order) = (path, order.clone());
         if group.config().peer_memory == Placement::PinnedHost {
-            spec.direction = Direction::Pull; // pushed rows would stay in host memory
+            spec.direction = Some(Direction::Pull); // pushed rows would stay in host memory
         }
         spec
     };

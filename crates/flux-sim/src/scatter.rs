@@ -47,7 +47,7 @@ impl Call<'_> {
             self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline)
         });
         let done = done.collect();
-        Ok(self.outcome(done, Some(&moved), timeline))
+        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
     }
 
     /// When a rank that has multiplied all by then has summed its shard.

@@ -15,6 +15,7 @@ mod group;
 mod operation;
 mod order;
 mod plan;
+mod planner;
 mod push;
 mod puts;
 mod reduction;
@@ -24,6 +25,7 @@ mod summation;
 mod taper;
 mod trace;
 mod transport;
+mod tuner;
 mod whole;
 
 pub use self::cudarc::{CudarcScale, CudarcScales};
@@ -44,12 +46,16 @@ pub use group::{BackendChoice, Group, GroupConfig};
 pub use operation::{OperandParts, Operation, Part};
 pub use order::Order;
 pub use plan::{Path, PathChoice, PathPreference};
+pub use planner::{
+    Candidate, Explain, OpKind, Plan, PlanSource, Verdict, explain, explain_on, explain_on_topology,
+};
 pub use push::Push;
 pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use transport::Transport;
+pub use tuner::{Entry, Key, Loss, Measured, TuneConfig, TuneOutcome, TuneProgress, tune};
 pub use whole::Whole;
 
 /// The result of everything here that can fail.

@@ -9,7 +9,8 @@
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
-use crate::plan::{Path, PathPreference};
+use crate::plan::{self, Path, PathPreference};
+use crate::planner::Built;
 use crate::puts;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
@@ -78,9 +79,8 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        op: u32,
-        max_rows: usize,
-        owners: Owners,
+        built: Built,
+        (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
         let tile = group.any_launcher().tile(spec.dtype)?;
@@ -90,11 +90,14 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
+        // What is sent to all goes whole.
+        let chunk_rows = match owners {
+            Owners::Shards => built.chunk_rows,
+            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)),
+        };
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let puts = may_fuse && owners == Owners::Shards && puts::prepare(group, spec)?;
-        let delivery =
-            if puts { delivery::Choice::PutAsAsked } else { delivery::Choice::new(spec.delivery, group) };
+        let delivery = if puts { delivery::Choice::PutAsAsked } else { built.delivery };
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
         let some_relayed =
@@ -116,7 +119,7 @@ impl Reduction {
             with_partial: spec.path != PathPreference::Fused,
             relayed,
             puts,
-            direction: spec.direction,
+            direction: built.direction,
             // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
             pattern: spec.order.pattern(group, Direction::Push)?,
             placement: group.config().peer_memory,

@@ -10,14 +10,14 @@ mod report;
 mod shapes;
 pub(crate) mod svg;
 
-pub(crate) use arguments::{BenchArguments, BenchOp};
+pub(crate) use arguments::{BenchArguments, BenchOp, DTypeArgument, FormatArgument};
 pub(crate) use operands::{Operands, Values};
-pub(crate) use shapes::Shape;
+pub(crate) use shapes::{Shape, default as default_shapes};
 
 use crate::error::Error;
 use crate::files;
 use crate::output::{print, speaks};
-use arguments::{Against, DTypeArgument, FormatArgument};
+use arguments::Against;
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
 use flux::{
@@ -220,7 +220,7 @@ impl<'a, E: Element> Bench<'a, E> {
             let expected = if whole == gemm { expected } else { Expected::new(&self.a, &self.b, whole) };
             let build = |path| {
                 let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
-                (spec.path, spec.direction) = (path, self.direction);
+                (spec.path, spec.direction) = (path, Some(self.direction));
                 spec.delivery = self.arguments.delivery.into();
                 spec.summation = self.arguments.sum.into();
                 spec.push = self.arguments.push.into();
