@@ -33,7 +33,7 @@ fn rank() {
 
 /// What rank `rank` brings as element `index`: small integers, whose sums are exact in every type.
 fn value(rank: usize, index: usize) -> u8 {
-    ((index * 7 + rank * 13) % 11) as u8
+    u8::try_from((index * 7 + rank * 13) % 11).unwrap()
 }
 
 /// Memory of each rank of this process, and its streams.

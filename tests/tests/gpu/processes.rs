@@ -14,6 +14,7 @@ const BUDGET: Duration = Duration::from_secs(120);
 /// What the processes run: the part that they are told, `SHARING PLACEMENT WHAT`.
 #[test]
 #[ignore = "the other tests run it as the ranks of a group"]
+#[allow(clippy::print_stderr)] // why there are no fabric handles
 fn rank() {
     let part = std::env::var(PART).unwrap();
     let words: Vec<_> = part.split(' ').collect();
