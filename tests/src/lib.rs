@@ -5,6 +5,7 @@ pub mod epilogues;
 pub mod faults;
 pub mod groups;
 pub mod launch;
+pub mod machines;
 pub mod meeting;
 pub mod pitched;
 pub mod pushes;

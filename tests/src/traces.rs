@@ -20,7 +20,7 @@ pub fn check(group: &Group, tolerance_ns: u64) {
     {
         for (direction, chunk_rows) in [(Direction::Push, Some(37)), (Direction::Pull, None)] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+            (spec.path, spec.direction, spec.chunk_rows) = (path, Some(direction), chunk_rows);
             check_op(group, &AgGemm::new(group, spec.clone()).unwrap(), tolerance_ns);
             check_op(group, &GemmRs::new(group, spec.clone()).unwrap(), tolerance_ns);
             for one_shot_rows in [0, m] {
@@ -133,7 +133,7 @@ fn check_gates(trace: &CallTrace, all: &[CallTrace], tolerance_ns: u64, what: &s
             let mut arrivals = all.iter().flat_map(|trace| &trace.transfers).filter(arrives);
             let transfer =
                 arrivals.next().unwrap_or_else(|| panic!("{what}: nothing raises {signal} of {unit:?}"));
-            assert!(arrivals.next().is_none() && transfer.from == unit.peer as usize, "{what}: {unit:?}");
+            assert!(arrivals.next().is_none() && transfer.shard == unit.peer as usize, "{what}: {unit:?}");
             assert!(
                 unit.gate_end_ns + tolerance_ns >= transfer.end_ns,
                 "{what}: {unit:?} before {transfer:?}"

@@ -88,7 +88,7 @@ fn all_transports_give_the_same_bits() {
             [(Delivery::Direct, Direction::Push), (Delivery::Relayed, Direction::Pull)]
         {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, direction);
+            (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, Some(direction));
             (spec.push, spec.chunk_rows) = (Push::Kernel, Some(16)); // within a node
             let gathered = AgGemm::new(&group, spec.clone()).unwrap();
             let scattered = GemmRs::new(&group, spec.clone()).unwrap();
@@ -127,10 +127,11 @@ fn traces_show_what_moves_between_nodes() {
     whole.synchronize().unwrap();
     // Its own shard to its node's other rank; one that it receives, and passes on.
     for (rank, trace) in op.traces().unwrap().iter().enumerate() {
-        let mut routes: Vec<_> = trace.transfers.iter().map(|moved| (moved.from, moved.to)).collect();
+        let mut routes: Vec<_> =
+            trace.transfers.iter().map(|moved| (moved.shard, moved.from, moved.to)).collect();
         routes.sort_unstable();
         let (neighbour, mirror) = (rank ^ 1, rank ^ 2);
-        let mut expected = [(rank, neighbour), (mirror, rank), (mirror, neighbour)];
+        let mut expected = [(rank, rank, neighbour), (mirror, mirror, rank), (mirror, rank, neighbour)];
         expected.sort_unstable();
         assert_eq!(routes, expected, "rank {rank}");
     }

@@ -87,7 +87,7 @@ fn right(group: &Group, calls: usize) {
     let reference = product(&a, &b, m, n, k);
     for direction in [Direction::Push, Direction::Pull] {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.direction) = (PathPreference::Fused, direction);
+        (spec.path, spec.direction) = (PathPreference::Fused, Some(direction));
         let op = GemmRs::new(group, spec).unwrap();
         let whole = Whole::place(group, &op, &a, &b, m).unwrap();
         for _ in 0..calls {

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::output::{print, speaks};
 use comfy_table::Table;
 use flux::{
-    Activation, AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Path, PathPreference, Placement,
-    Whole,
+    Activation, AgGemm, Backend, DType, Direction, GemmRs, Group, OpSpec, Order, Path, PathPreference,
+    Placement, Whole,
 };
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -72,7 +72,8 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
 
     let mut rows = Vec::new();
     for path in [PathPreference::Fused, PathPreference::Unfused] {
-        rows.extend(run_path(&group, &shape, path, [&x, &up, &down], &bar)?);
+        let order = &arguments.group.order;
+        rows.extend(run_path(&group, &shape, (path, order), [&x, &up, &down], &bar)?);
     }
     bar.finish_and_clear();
     report(&rows, speaks)
@@ -82,16 +83,16 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<(), Error> {
 fn run_path(
     group: &Group,
     shape: &Shape,
-    path: PathPreference,
+    (path, order): (PathPreference, &Order),
     [x, up, down]: [&[bf16]; 3],
     bar: &ProgressBar,
 ) -> Result<[Row; 2], Error> {
     let Shape { tokens, hidden, inner } = *shape;
     let spec = |n, k| {
         let mut spec = OpSpec::new(n, k, tokens, DType::Bf16);
-        spec.path = path;
+        (spec.path, spec.order) = (path, order.clone());
         if group.config().peer_memory == Placement::PinnedHost {
-            spec.direction = Direction::Pull; // pushed rows would stay in host memory
+            spec.direction = Some(Direction::Pull); // pushed rows would stay in host memory
         }
         spec
     };

@@ -6,8 +6,8 @@ use crate::files;
 use crate::output::{print, speaks};
 use crate::tensors::{self, Names, Operands};
 use flux::{
-    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation, PathChoice,
-    TileShape, Whole,
+    Activation, AgGemm, DType, Direction, E4m3, Element, GemmAr, GemmRs, Group, OpSpec, Operation,
+    PathChoice, Pattern, TileShape, Whole,
 };
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
@@ -31,10 +31,11 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     let mut spec = OpSpec::new(operands.n, operands.k, operands.m, E::DTYPE);
     spec.activation = arguments.activation.into();
     spec.path = arguments.path.into();
-    spec.direction = arguments.transfer.into();
+    spec.direction = arguments.transfer.map(Into::into);
     spec.delivery = arguments.delivery.into();
     spec.summation = arguments.sum.into();
     spec.push = arguments.push.into();
+    spec.order = arguments.group.order.clone();
     spec.chunk_rows = arguments.chunk_rows;
     spec.one_shot_rows = arguments.one_shot_rows;
     match arguments.op {
@@ -78,32 +79,34 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time))
+    let transfer = op.explain(operands.m)?.chosen.direction;
+    report(arguments, operands, group, (columns, transfer), (choice, tile, chunk_rows, time), op.pattern())
 }
 
 fn report(
     arguments: &RunArguments,
     operands: &Operands,
     group: &Group,
-    columns: usize,
+    (columns, transfer): (usize, Direction),
     (choice, tile, chunk_rows, time): (PathChoice, TileShape, usize, Duration),
+    pattern: &Pattern,
 ) -> Result<(), Error> {
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let PathChoice { path, delivery, summation, why } = choice;
+    let PathChoice { path, delivery, summation, source, why } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
-    let transfer = flux::Direction::from(arguments.transfer);
-    let ms = time.as_secs_f64() * 1e3;
+    let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {
         print(format_args!(
             "{}",
             serde_json::json!({
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
-                "backend": backend.to_string(), "path": path.to_string(), "why": why,
+                "backend": backend.to_string(), "path": path.to_string(), "source": source.to_string(), "why": why,
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
+                "order": order,
                 "bias": arguments.bias.is_some(),
                 "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })
@@ -115,7 +118,7 @@ fn report(
             if activation == Activation::None { String::new() } else { format!(", {activation}") },
         ))?;
         print(format_args!(
-            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}",
+            "path {path} ({why}), tile {}x{}, chunks of {chunk_rows} rows, {transfer}, order {order}",
             tile.rows, tile.columns
         ))?;
         print(format_args!("{ms:.3} ms; c [{m}, {columns}] is in {}", arguments.output.display()))?;

@@ -44,7 +44,7 @@ fn list() -> Result<(), Error> {
     Topology::presets().try_for_each(|name| print(format_args!("  {name:20} {}", words(name))))
 }
 
-fn read(path: &Path) -> Result<Topology, Error> {
+pub(crate) fn read(path: &Path) -> Result<Topology, Error> {
     let topology = if path == Path::new("-") {
         let mut bytes = Vec::new();
         // One byte more than the largest file, which is then refused.
@@ -60,4 +60,36 @@ fn read(path: &Path) -> Result<Topology, Error> {
         flux_topology::Error::CannotRead { .. } => Error::Topology(source),
         _ => Error::TopologyFile { path: path.to_owned(), source },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux::{Order, Pattern};
+
+    /// What `flux topo` tells people to say, flux understands: an order of all GPUs.
+    #[test]
+    fn an_order_that_is_shown_can_be_had() {
+        for (name, nodes) in Topology::presets().flat_map(|name| [(name, 1), (name, 2)]) {
+            let topology = Topology::preset(name).unwrap().replicated(nodes).unwrap();
+            let choice = topology.order();
+            let order: Order = choice.argument().parse().unwrap();
+            let named = match &order {
+                Order::Of(pattern) => pattern.world_size().unwrap(),
+                _ => topology.device_count(),
+            };
+            assert_eq!(named, topology.device_count(), "{name}: {order}");
+            let is_ring = matches!(&order, Order::Of(Pattern::Ring(groups)) if groups.len() == 1);
+            assert_eq!(is_ring, choice.order.name() == "ring", "{name}: {order}");
+            let said = topology.report().contains(&format!("--order {}", choice.argument()));
+            assert_eq!(said, topology.device_count() > 1, "{name}");
+        }
+        let order = |name: &str, nodes| {
+            Topology::preset(name).unwrap().replicated(nodes).unwrap().order().argument().to_owned()
+        };
+        assert_eq!(order("dgx-h100", 1), "full-mesh");
+        assert_eq!(order("dgx-h100", 2), "mesh:0-7+mesh:8-15");
+        assert_eq!(order("8xl20-pcie", 1), "ring:0-3/4-7");
+        assert_eq!(order("8xl20-pcie", 2), "ring:0-3/4-7+ring:8-11/12-15");
+    }
 }

@@ -41,11 +41,13 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
     let delivery = ["relayed", "auto", "direct"][index % 3];
     let sum = ["separate", "folded"][index % 2];
     let few = ["0", "1000000"][index / 2 % 2];
+    let order = ["auto", "ring", "full-mesh"][index % 3];
     for (op, chunk_rows, one_shot_rows) in
         [("ag-gemm", Some("37"), None), ("gemm-rs", None, None), ("gemm-ar", Some("37"), Some(few))]
     {
         let mut arguments = vec!["run", op, "--backend", "host", "--ranks", &ranks, "--path", path];
         arguments.extend(["--transfer", transfer, "--delivery", delivery, "--sum", sum, "--report", "json"]);
+        arguments.extend(["--order", order]);
         arguments.extend(["--input", input.to_str().unwrap(), "--output", output.to_str().unwrap()]);
         arguments.extend(chunk_rows.iter().flat_map(|rows| ["--chunk-rows", rows]));
         arguments.extend(one_shot_rows.iter().flat_map(|rows| ["--one-shot-rows", rows]));
@@ -56,6 +58,8 @@ fn check_case<E: Element>(folder: &Path, index: usize, dtype: Dtype, bound: f64)
         assert_eq!(report["backend"], "host");
         assert_eq!(report["ranks"], case.world_size);
         assert_eq!(report["transfer"], transfer);
+        let kind = if order == "ring" { "ring" } else { "mesh" };
+        assert_eq!(report["order"], format!("{kind}:0-{}", case.world_size - 1));
         let one_shot = report["why"].as_str().unwrap().contains("few rows");
         let delivered = match delivery {
             _ if report["path"] != "fused" || op == "ag-gemm" => serde_json::Value::Null,
@@ -141,6 +145,7 @@ fn biases_and_activations_are_applied() {
     }
     for (op, options, expected) in [
         ("gemm-rs", &["--activation", "gelu"][..], "no activation"),
+        ("gemm-rs", &["--order", "ring:0-3"], "one of 4 ranks, but the group has 3"),
         ("ag-gemm", &["--bias", "a"], "[44] is needed"),
         ("ag-gemm", &["--bias", "fc2.bias"], "no tensor `fc2.bias`"),
     ] {

@@ -24,11 +24,29 @@ impl ScheduleTables {
     /// already).
     pub fn new(
         order: &TileOrder,
+        describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
+    ) -> Result<Self> {
+        Self::of(order.row_tiles(), order.tiles(), describe)
+    }
+
+    /// The same where `order`'s shards come in this order: [`TileOrder::tiles_along`].
+    pub fn along(
+        order: &TileOrder,
+        shards: &[usize],
+        describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
+    ) -> Result<Self> {
+        let shards = shards.iter().copied();
+        Self::of(order.row_tiles_along(shards.clone()), order.tiles_along(shards), describe)
+    }
+
+    fn of(
+        of_rows: impl Iterator<Item = flux_swizzle::RowTile>,
+        tiles: impl Iterator<Item = flux_swizzle::Tile>,
         mut describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
     ) -> Result<Self> {
         let number = |tile: usize| u16::try_from(tile).map_err(|_| Error::TooManyTiles { tiles: tile + 1 });
         let mut row_tiles = Vec::new();
-        for (index, tile) in order.row_tiles().enumerate() {
+        for (index, tile) in of_rows.enumerate() {
             number(index)?;
             let row = u32::try_from(tile.rows.start)
                 .map_err(|_| Error::TooLarge { what: "the number of rows", value: tile.rows.end })?;
@@ -41,7 +59,7 @@ impl ScheduleTables {
         let entry = |tile: flux_swizzle::Tile| {
             Ok(u32::from(number(tile.row_tile)?) << 16 | u32::from(number(tile.column_tile)?))
         };
-        let mut tables = Self { order: order.tiles().map(entry).collect::<Result<_>>()?, row_tiles };
+        let mut tables = Self { order: tiles.map(entry).collect::<Result<_>>()?, row_tiles };
         tables.count();
         Ok(tables)
     }

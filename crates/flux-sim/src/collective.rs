@@ -75,7 +75,7 @@ impl<'a> State<'a> {
         bytes: &'a dyn Fn(usize, usize) -> f64,
     ) -> Self {
         let transfers = schedule.transfers();
-        let computed = usize::from(schedule.collective() == Collective::ReduceScatter);
+        let computed = usize::from(schedule.collective() != Collective::AllGather);
         let missing = transfers
             .iter()
             .map(|transfer| transfer.arrivals + usize::from(transfer.after.is_some()) + computed);

@@ -109,6 +109,8 @@ pub struct Style {
     pub splits: bool,
     /// The sum of a ReduceScatter is part of the GEMM's own tiles, instead of a kernel of its own behind a barrier.
     pub folds_sum: bool,
+    /// Partial sums are summed on their way, where ways join, instead of going straight to their owner, each by itself.
+    pub sums_on_the_way: bool,
     /// Tiles for the rank itself are computed before those for others.
     pub own_first: bool,
     /// SMs store tiles to their owners, instead of copy engines that are told when tiles are complete.
@@ -134,6 +136,7 @@ impl Style {
         pads_shards: false,
         splits: true,
         folds_sum: true,
+        sums_on_the_way: false,
         own_first: false,
         stores: false,
         starves: false,
@@ -164,6 +167,9 @@ pub struct Plan {
     pub pattern: Option<Pattern>,
     /// How.
     pub style: Style,
+    /// An AllReduce: whether each rank's tiles go to all ranks, which all sum all rows, or each rank sums a shard, and the shards
+    /// are gathered; by default whichever is faster, of results that are small enough for the first.
+    pub one_shot: Option<bool>,
     /// Whether to keep what happens when.
     pub timeline: bool,
 }
@@ -171,6 +177,6 @@ pub struct Plan {
 impl Plan {
     /// A path, with all else as it is by default.
     pub fn new(path: Path) -> Self {
-        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, timeline: false }
+        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, one_shot: None, timeline: false }
     }
 }

@@ -17,7 +17,9 @@ impl Call<'_> {
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
         let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::ReduceScatter, self.pattern, |shard| chunks.count(shard))?;
+        let collective =
+            if self.style().sums_on_the_way { Collective::ReduceScatter } else { Collective::Scatter };
+        let schedule = Schedule::new(collective, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
@@ -45,7 +47,7 @@ impl Call<'_> {
             self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline)
         });
         let done = done.collect();
-        Ok(self.outcome(done, Some(&moved), timeline))
+        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
     }
 
     /// When a rank that has multiplied all by then has summed its shard.

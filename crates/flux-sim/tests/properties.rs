@@ -20,13 +20,13 @@ proptest! {
     fn any_problem_on_any_machine(
         preset in presets(), nodes in 1usize..4, m in 0usize..9000, n in 0usize..9000, k in 0usize..9000,
         op in prop::sample::select(&OPS[..]), path in prop::sample::select(&PATHS[..]),
-        original in any::<[bool; 6]>(), chunk_rows in prop::option::of(0usize..3000),
+        original in any::<[bool; 7]>(), chunk_rows in prop::option::of(0usize..3000),
     ) {
         prop_assume!(preset != "gb200-nvl72" || nodes == 1);
         let machine = Machine::preset(preset, nodes).unwrap();
-        let [straddles, pads_shards, own_first, stores, starves, nccl] = original;
+        let [straddles, pads_shards, own_first, stores, starves, nccl, sums_on_the_way] = original;
         let baseline = if nccl { Baseline::Nccl } else { Baseline::Copies };
-        let style = Style { straddles, pads_shards, own_first, stores, starves, baseline, ..Style::FLUX };
+        let style = Style { straddles, pads_shards, own_first, stores, starves, baseline, sums_on_the_way, ..Style::FLUX };
         let plan = Plan { style, timeline: true, chunk_rows, ..Plan::new(path) };
         let problem = Problem { op, m, n, k, element_bytes: 2 };
         let outcome = simulate(&machine, &problem, &plan).unwrap();

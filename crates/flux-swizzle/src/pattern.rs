@@ -96,6 +96,38 @@ impl Pattern {
         }
     }
 
+    /// Where each rank is, from outside inwards: of each boundary the level and the lane of what crosses it, and the side that the
+    /// rank is on.
+    pub(crate) fn paths(&self) -> Vec<Vec<(usize, usize, usize)>> {
+        let mut paths = vec![Vec::new(); self.ranks().len()];
+        self.extend_paths(&mut paths);
+        paths
+    }
+
+    fn extend_paths(&self, paths: &mut [Vec<(usize, usize, usize)>]) {
+        match self {
+            Pattern::Mesh(_) => {}
+            Pattern::Ring(groups) => {
+                for (side, group) in groups.iter().enumerate() {
+                    group.iter().for_each(|&rank| paths[rank].push((1, 0, side)));
+                }
+            }
+            Pattern::Nested(parts) => {
+                let level = self.levels() - 1;
+                for (side, part) in parts.iter().enumerate() {
+                    part.ranks().into_iter().for_each(|rank| paths[rank].push((level, level, side)));
+                    part.extend_paths(paths);
+                }
+            }
+        }
+    }
+
+    /// The level and the lane of what goes straight between ranks with these paths.
+    pub(crate) fn between(from: &[(usize, usize, usize)], to: &[(usize, usize, usize)]) -> (usize, usize) {
+        let apart = from.iter().zip(to).find(|(from, to)| from != to);
+        apart.map_or((0, 0), |(&(level, lane, _), _)| (level, lane))
+    }
+
     /// How many kinds of boundaries there are between ranks, one inside the other.
     pub(crate) fn levels(&self) -> usize {
         match self {

@@ -10,12 +10,15 @@ pub enum Collective {
     AllGather,
     /// All ranks' partial sums of a shard come to the rank that owns it, summed on the way where ways join.
     ReduceScatter,
+    /// All ranks' partial sums of a shard come to the rank that owns it, each by itself: it alone sums. They leave in the order in
+    /// which a ReduceScatter's do.
+    Scatter,
 }
 
 /// One chunk on its way from one rank to another.
 ///
 /// It begins when [`after`](Self::after) is done, when as many transfers of the same chunk have come to the source as
-/// [`arrivals`](Self::arrivals) says, and, in a ReduceScatter, when the source has computed its own part of the chunk.
+/// [`arrivals`](Self::arrivals) says, and, unless it is an AllGather's, when the source has computed its own part of the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Counts what lies one behind the other: all that this waits for is in earlier steps.
@@ -36,6 +39,8 @@ pub struct Transfer {
     pub after: Option<usize>,
     /// 0 within the innermost group of ranks, 1 between such groups, and so on.
     pub level: usize,
+    /// Which of the source's links it goes over: those of one lane go one by one, in the order of their steps.
+    pub lane: usize,
     /// Counts rounds: in an AllGather, what comes from another machine or island is in a later one than what is from this. It may
     /// begin as early, but is slower.
     pub phase: usize,
@@ -62,7 +67,11 @@ impl Schedule {
     /// The schedule of ranks that are connected like this, where each shard is cut into so many chunks: `chunks(shard)`.
     ///
     /// A ReduceScatter is the AllGather of the ranks in opposite order, run backwards: what was spread is then summed. So what
-    /// is true of one is true of the other.
+    /// is true of one is true of the other. A Scatter takes from it the order in which each rank's parts leave, as if shards were of
+    /// one chunk.
+    ///
+    /// In an AllGather and a Scatter the chunks of a shard take the same ways, one behind the other: each lane is the same as that of
+    /// the schedule of shards of one chunk, with all of a shard's chunks in place of it.
     pub fn new(
         collective: Collective,
         pattern: &Pattern,
@@ -74,8 +83,22 @@ impl Schedule {
         if all_chunks.saturating_mul((world_size - 1).max(1)) > MOST_TRANSFERS {
             return Err(Error::TooManyTransfers { max: MOST_TRANSFERS });
         }
+        Ok(match collective {
+            Collective::Scatter => Self::joined(Collective::ReduceScatter, pattern, world_size, &|_| 1)
+                .straight(pattern, &chunks),
+            _ => Self::joined(collective, pattern, world_size, &chunks),
+        })
+    }
+
+    /// Not of a Scatter: where ways branch, or join.
+    fn joined(
+        collective: Collective,
+        pattern: &Pattern,
+        world_size: usize,
+        chunks: &dyn Fn(usize) -> usize,
+    ) -> Self {
         let mirrored = collective == Collective::ReduceScatter;
-        let mut transfers = spread(&pattern.tidied(mirrored), world_size, &chunks);
+        let mut transfers = spread(&pattern.tidied(mirrored), world_size, chunks);
         if mirrored {
             let last = transfers.iter().map(|transfer| transfer.step).max().unwrap_or(0);
             let last_phase = transfers.iter().map(|transfer| transfer.phase).max().unwrap_or(0);
@@ -88,7 +111,40 @@ impl Schedule {
             }
             relink(&mut transfers);
         }
-        Ok(Self::sorted(collective, world_size, transfers))
+        Self::sorted(collective, world_size, transfers)
+    }
+
+    /// What leaves in the order of this schedule, but goes straight to its shard's owner.
+    fn straight(&self, pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) -> Self {
+        let (world_size, paths) = (self.world_size(), pattern.paths());
+        let most = (0..world_size).map(chunks).max().unwrap_or(0);
+        let mut transfers = Vec::new();
+        for source in 0..world_size {
+            let mut last: alloc::collections::BTreeMap<usize, usize> = Default::default();
+            let order = self.shard_order(source).into_iter().filter(|&shard| shard != source);
+            for (place, shard) in order.enumerate() {
+                let (level, lane) = Pattern::between(&paths[source], &paths[shard]);
+                for chunk in 0..chunks(shard) {
+                    let after = last.insert(lane, transfers.len());
+                    // So that ranks with fewer chunks keep step with the others.
+                    let step = place * most + chunk;
+                    let (destination, arrivals, phase) = (shard, 0, 0);
+                    transfers.push(Transfer {
+                        step,
+                        source,
+                        destination,
+                        shard,
+                        chunk,
+                        arrivals,
+                        after,
+                        level,
+                        lane,
+                        phase,
+                    });
+                }
+            }
+        }
+        Self::sorted(Collective::Scatter, world_size, transfers)
     }
 
     fn sorted(collective: Collective, world_size: usize, transfers: Vec<Transfer>) -> Self {
@@ -160,8 +216,9 @@ impl Schedule {
         self.collective == Collective::ReduceScatter && transfer.arrivals > 0
     }
 
-    /// The order in which `rank` best computes shards: after an AllGather as they arrive, its own first; before a ReduceScatter as
-    /// they leave, its own last. See [`crate::TileOrder::tiles_along`].
+    /// The order in which `rank` best computes shards: after an AllGather as they arrive, its own first; before a ReduceScatter or a
+    /// Scatter as they leave, its own last. Where ways of unlike length meet, of many ranks, how finely shards are cut may decide which
+    /// of two comes first: then either order will do. See [`crate::TileOrder::tiles_along`].
     pub fn shard_order(&self, rank: usize) -> Vec<usize> {
         let mut seen = vec![false; self.world_size()];
         let mut order = Vec::with_capacity(self.world_size());
@@ -178,13 +235,13 @@ impl Schedule {
                 arrivals.sort_by_key(|&index| self.transfers[index].phase);
                 arrivals.iter().for_each(|&index| visit(self.transfers[index].shard));
             }
-            Collective::ReduceScatter => {
+            Collective::ReduceScatter | Collective::Scatter => {
                 let mut sends: Vec<&Transfer> = self.sends(rank).iter().collect();
                 sends.sort_by_key(|transfer| transfer.phase);
                 sends.iter().for_each(|transfer| visit(transfer.shard));
             }
         }
-        // Shards without rows do not travel; and a ReduceScatter ends with the rank's own.
+        // Shards without rows do not travel; and what is scattered ends with the rank's own.
         (1..=self.world_size())
             .for_each(|offset| visit((rank % self.world_size() + offset) % self.world_size()));
         order
@@ -211,7 +268,7 @@ fn relink(transfers: &mut [Transfer]) {
         if arrivals > 0 {
             earliest = earliest.max(arrived + 1);
         }
-        transfers[index] = Transfer { step: earliest, after, arrivals, ..transfers[index] };
+        transfers[index] = Transfer { step: earliest, after, arrivals, lane: level, ..transfers[index] };
         let entry = come.entry((destination, shard, chunk)).or_insert((0, 0));
         *entry = (entry.0 + 1, entry.1.max(earliest));
     }

@@ -113,12 +113,11 @@ impl Plan {
                     let to = (from + parts.len() - phase) % parts.len();
                     for (index, &rank) in ranks[from].iter().enumerate() {
                         let entry = ranks[to][index % ranks[to].len()];
-                        for (nth, &item) in held(from, index).iter().enumerate() {
+                        for &item in held(from, index) {
                             let sent = self.send(rank, entry, item, (level, level), 0);
-                            // What crosses within the part goes first: both use the rank's own link.
-                            if let (0, Some(crossed)) = (nth, self.crossed[rank]) {
-                                self.transfers[sent].after = Some(crossed);
-                            }
+                            // What crosses within the part goes before all of these: both use the rank's own link.
+                            let after = &mut self.transfers[sent].after;
+                            *after = after.or(self.crossed[rank]);
                         }
                     }
                 }
@@ -157,6 +156,7 @@ impl Plan {
             arrivals,
             after,
             level,
+            lane,
             phase: self.phase,
         });
         index

@@ -1,12 +1,17 @@
 //! What is true of every schedule, whatever connects the ranks.
 
 use flux_swizzle::{
-    Collective, Error, MOST_RANKS, Pattern, Schedule, Shards, TileOrder, TileShape, Transfer, arrival_order,
+    Collective, Error, MOST_RANKS, Pattern, Schedule, Shards, TileOrder, TileShape, Transfer,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const BOTH: [Collective; 2] = [Collective::AllGather, Collective::ReduceScatter];
+
+/// The others, from the next rank on around the world.
+fn around(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
+    (1..world_size).map(move |step| (rank + step) % world_size)
+}
 
 /// Every chunk reaches every rank once (or every rank's part is summed once), after all that it waits for.
 fn check(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
@@ -23,7 +28,7 @@ fn check(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
             assert!(source != destination && chunk < chunks(shard), "{transfer:?} of {pattern:?}");
             let (gone, moved) = match collective {
                 Collective::AllGather => (destination, source),
-                Collective::ReduceScatter => (source, destination),
+                Collective::ReduceScatter | Collective::Scatter => (source, destination),
             };
             assert!(gone != shard && once.insert((gone, shard, chunk)), "{transfer:?} of {pattern:?}");
             let before: Vec<_> = schedule.waits_for(transfer).collect();
@@ -31,7 +36,9 @@ fn check(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
             assert!(before.iter().all(|before| before.step < step), "{transfer:?} of {pattern:?}");
             match collective {
                 Collective::AllGather => assert_eq!(arrivals, usize::from(moved != shard)),
-                Collective::ReduceScatter => assert_eq!(schedule.sums(transfer), arrivals > 0),
+                Collective::ReduceScatter | Collective::Scatter => {
+                    assert_eq!(schedule.sums(transfer), arrivals > 0);
+                }
             }
             let after = after.map(|after| &transfers[after]);
             assert!(after.is_none_or(|after| after.source == source && after.step < step), "{transfer:?}");
@@ -60,6 +67,59 @@ fn check(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
         check_boundaries(pattern, &schedule, chunks);
         check_orders(&schedule);
     }
+    check_chunks(pattern, chunks);
+    check_scatter(pattern, chunks);
+}
+
+/// In each lane the chunks of a shard come one behind the other, where the shard comes if it is one chunk.
+fn check_chunks(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
+    for collective in [Collective::AllGather, Collective::Scatter] {
+        let whole = Schedule::new(collective, pattern, |_| 1).unwrap();
+        let schedule = Schedule::new(collective, pattern, chunks).unwrap();
+        for rank in 0..schedule.world_size() {
+            let lanes = whole.sends(rank).iter().map(|sent| sent.lane).max().map_or(0, |lane| lane + 1);
+            for lane in 0..lanes {
+                let of_lane = |schedule: &Schedule| -> Vec<_> {
+                    let sends = schedule.sends(rank).iter().filter(|sent| sent.lane == lane);
+                    sends.map(|sent| (sent.destination, sent.shard, sent.chunk)).collect()
+                };
+                let cut = of_lane(&whole)
+                    .into_iter()
+                    .flat_map(|(to, shard, _)| (0..chunks(shard)).map(move |chunk| (to, shard, chunk)));
+                let cut: Vec<_> = cut.collect();
+                assert_eq!(
+                    of_lane(&schedule),
+                    cut,
+                    "{collective:?}, rank {rank}, lane {lane} of {pattern:?}"
+                );
+            }
+        }
+    }
+}
+
+/// What goes straight to its owner leaves in the order of the ReduceScatter, once.
+fn check_scatter(pattern: &Pattern, chunks: &dyn Fn(usize) -> usize) {
+    let of = |collective| Schedule::new(collective, pattern, chunks).unwrap();
+    let scattered = of(Collective::Scatter);
+    assert_eq!(scattered.transfers().len(), of(Collective::ReduceScatter).transfers().len());
+    let reduced = Schedule::new(Collective::ReduceScatter, pattern, |_| 1).unwrap();
+    for rank in 0..scattered.world_size() {
+        let order = reduced.shard_order(rank);
+        assert_eq!(scattered.shard_order(rank).last(), Some(&rank));
+        let others = || order.iter().copied().filter(|&shard| shard != rank);
+        let expected = others().flat_map(|shard| (0..chunks(shard)).map(move |chunk| (shard, shard, chunk)));
+        let mut by_step = scattered.sends(rank).to_vec();
+        by_step.sort_by_key(|sent| sent.step);
+        let sent = by_step.iter().map(|sent| (sent.destination, sent.shard, sent.chunk));
+        assert!(sent.eq(expected), "rank {rank} of {pattern:?}");
+        for sent in scattered.sends(rank) {
+            assert!(sent.arrivals == 0 && !scattered.sums(sent));
+            let after = sent.after.map(|after| &scattered.transfers()[after]);
+            assert!(after.is_none_or(
+                |after| (after.source, after.lane) == (rank, sent.lane) && after.step < sent.step
+            ));
+        }
+    }
 }
 
 /// Over the boundary of a NUMA node, an island or a machine each chunk goes once inwards (of a sum: outwards), and never back.
@@ -70,7 +130,7 @@ fn check_boundaries(pattern: &Pattern, schedule: &Schedule, chunks: &dyn Fn(usiz
         for transfer in schedule.transfers() {
             let (from, to) = match schedule.collective() {
                 Collective::AllGather => (transfer.source, transfer.destination),
-                Collective::ReduceScatter => (transfer.destination, transfer.source),
+                Collective::ReduceScatter | Collective::Scatter => (transfer.destination, transfer.source),
             };
             if !inside.contains(&from) && inside.contains(&to) {
                 assert!(!inside.contains(&transfer.shard), "{transfer:?} of {pattern:?}");
@@ -95,7 +155,7 @@ fn check_orders(schedule: &Schedule) {
                 arrivals.sort_by_key(|transfer| (transfer.phase, transfer.step));
                 arrivals.iter().map(|transfer| transfer.shard).collect()
             }
-            Collective::ReduceScatter => {
+            Collective::ReduceScatter | Collective::Scatter => {
                 let mut sends = schedule.sends(rank).to_vec();
                 sends.sort_by_key(|transfer| (transfer.phase, transfer.step));
                 sends.iter().map(|transfer| transfer.shard).collect()
@@ -103,7 +163,7 @@ fn check_orders(schedule: &Schedule) {
         };
         let own = match schedule.collective() {
             Collective::AllGather => order.first(),
-            Collective::ReduceScatter => order.last(),
+            Collective::ReduceScatter | Collective::Scatter => order.last(),
         };
         if travels.iter().collect::<BTreeSet<_>>().len() + 1 == schedule.world_size() {
             assert_eq!(own, Some(&rank));
@@ -145,6 +205,17 @@ fn sizes(total: usize) -> Vec<Vec<usize>> {
 #[test]
 fn every_class_up_to_sixteen_ranks() {
     let one = |_: usize| 1;
+    // However many chunks all shards are cut into, few ranks get and send them in the same order.
+    let check = |pattern: &Pattern, one: &dyn Fn(usize) -> usize| {
+        check(pattern, one);
+        let few = pattern.ranks().len() <= 8;
+        for collective in [Collective::AllGather, Collective::Scatter].into_iter().filter(|_| few) {
+            let [whole, cut] = [1, 3].map(|count| Schedule::new(collective, pattern, |_| count).unwrap());
+            for rank in 0..whole.world_size() {
+                assert_eq!(whole.shard_order(rank), cut.shard_order(rank), "{collective:?} of {pattern:?}");
+            }
+        }
+    };
     for world_size in 1..=16 {
         check(&Pattern::full_mesh(world_size), &one);
         check(&Pattern::ring(world_size), &one);
@@ -220,7 +291,7 @@ fn no_two_send_to_one_in_a_step_of_a_mesh() {
             }
             for rank in 0..world_size {
                 let order = schedule.shard_order(rank);
-                let around: Vec<_> = arrival_order(rank, world_size).collect();
+                let around: Vec<_> = around(rank, world_size).collect();
                 let others: Vec<_> = order.into_iter().filter(|&shard| shard != rank).collect();
                 assert_eq!(others, around);
             }
@@ -239,7 +310,7 @@ fn a_ring_uses_only_neighbours_and_the_order_is_as_in_a_mesh() {
             assert_eq!(schedule.transfers().iter().map(|transfer| transfer.step).max(), Some(world_size - 2));
             for rank in 0..world_size {
                 let order = schedule.shard_order(rank).into_iter().filter(|&shard| shard != rank);
-                assert!(order.eq(arrival_order(rank, world_size)));
+                assert!(order.eq(around(rank, world_size)));
             }
         }
         // Of two levels, too: neighbours, or the ends of a group.

@@ -50,11 +50,24 @@ pub struct OrderChoice {
     pub strongest_ring: Option<Vec<usize>>,
     /// Why, in plain words.
     pub reason: String,
+    argument: String,
+    is_default: bool,
     all_gather: &'static str,
     reduce_scatter: &'static str,
 }
 
 impl OrderChoice {
+    /// The order as flux takes it, by `--order` and as `flux::Order`: `full-mesh`, or whose neighbour is who, like
+    /// `ring:0-3/4-7`; `auto` where there is nobody to exchange with. A rank runs on the GPU of its number.
+    pub fn argument(&self) -> &str {
+        &self.argument
+    }
+
+    /// Whether flux takes this order if it is told nothing: all to all within a machine, and in two levels between machines.
+    pub fn is_default(&self) -> bool {
+        self.is_default
+    }
+
     /// What an AllGather does in this order, in plain words.
     pub fn all_gather(&self) -> &'static str {
         self.all_gather
@@ -92,7 +105,24 @@ impl Topology {
             _ => None,
         };
         let (all_gather, reduce_scatter) = self.in_words(order, &groups);
-        OrderChoice { order, groups, sequence, strongest_ring, reason, all_gather, reduce_scatter }
+        let argument = self.argument(order, &groups, &numa.groups, &sequence);
+        let is_default = match order {
+            CommunicationOrder::FullMesh => self.host_count() < 2,
+            CommunicationOrder::TwoLevel => self.host_count() > 1 && self.is_mesh_within(&groups),
+            CommunicationOrder::Ring => false,
+            CommunicationOrder::None => true,
+        };
+        OrderChoice {
+            order,
+            groups,
+            sequence,
+            strongest_ring,
+            reason,
+            argument,
+            is_default,
+            all_gather,
+            reduce_scatter,
+        }
     }
 
     fn choose(&self, numa: &NumaGroups) -> (CommunicationOrder, Vec<Vec<usize>>, String) {
@@ -191,12 +221,46 @@ impl Topology {
         groups
     }
 
-    fn in_words(&self, order: CommunicationOrder, groups: &[Vec<usize>]) -> (&'static str, &'static str) {
-        let mesh_within = || {
-            let nvlink =
-                |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
-            groups.iter().all(|group| group.iter().all(|&a| group.iter().all(|&b| nvlink(a, b))))
+    /// Whether within each group every two GPUs are connected by NVLink.
+    fn is_mesh_within(&self, groups: &[Vec<usize>]) -> bool {
+        let nvlink = |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
+        groups.iter().all(|group| group.iter().all(|&a| group.iter().all(|&b| nvlink(a, b))))
+    }
+
+    fn argument(
+        &self,
+        order: CommunicationOrder,
+        groups: &[Vec<usize>],
+        numa: &[Vec<usize>],
+        sequence: &[usize],
+    ) -> String {
+        let in_sequence = |group: &[usize]| -> String {
+            ranges(sequence.iter().copied().filter(|gpu| group.contains(gpu)))
         };
+        let rings = |groups: &mut dyn Iterator<Item = &Vec<usize>>| -> String {
+            let groups: Vec<_> = groups.map(|group| in_sequence(group)).collect();
+            format!("ring:{}", groups.join("/"))
+        };
+        match order {
+            CommunicationOrder::None => "auto".to_owned(),
+            CommunicationOrder::FullMesh => "full-mesh".to_owned(),
+            CommunicationOrder::Ring => format!("ring:{}", in_sequence(sequence)),
+            CommunicationOrder::TwoLevel if self.host_count() < 2 => rings(&mut groups.iter()),
+            CommunicationOrder::TwoLevel if self.is_mesh_within(groups) => {
+                let meshes: Vec<_> =
+                    groups.iter().map(|group| format!("mesh:{}", in_sequence(group))).collect();
+                meshes.join("+")
+            }
+            CommunicationOrder::TwoLevel => {
+                let within = |host: &Vec<usize>| {
+                    rings(&mut numa.iter().filter(|group| group.iter().all(|gpu| host.contains(gpu))))
+                };
+                groups.iter().map(within).collect::<Vec<_>>().join("+")
+            }
+        }
+    }
+
+    fn in_words(&self, order: CommunicationOrder, groups: &[Vec<usize>]) -> (&'static str, &'static str) {
         match order {
             CommunicationOrder::FullMesh => (
                 "each rank sends its shard to all peers, starting with the rank after itself, so that no two start \
@@ -207,25 +271,26 @@ impl Topology {
             CommunicationOrder::Ring => (
                 "each rank passes a shard on to its neighbour in the ring as soon as it has it; the own shard is \
                  computed first, then the others as they arrive",
-                "partial sums travel round the ring the other way, so that each link carries one shard at a time; \
-                 the own tiles are computed last",
+                "tiles for the next rank in the ring are computed first, and the own ones last; each rank's partial sums go \
+                 straight to the rank that owns the rows, which adds them in rank order",
             ),
-            CommunicationOrder::TwoLevel if self.host_count() > 1 && mesh_within() => (
+            CommunicationOrder::TwoLevel if self.host_count() > 1 && self.is_mesh_within(groups) => (
                 "transfers to other machines start first; each shard that arrives is handed to all GPUs of the \
                  machine while the next one travels",
-                "tiles for other machines are computed first; their sums cross the network once, while tiles for the \
-                 own machine are computed",
+                "tiles for other machines are computed first, and cross the network while tiles for the own machine are \
+                 computed; each rank's partial sums go straight to the rank that owns the rows",
             ),
             CommunicationOrder::TwoLevel if self.host_count() > 1 => (
                 "shards cross between NUMA nodes first; then they go round within each node, together with what comes \
                  from other machines",
-                "tiles for other machines and for the other NUMA node are computed first, those of the own node last",
+                "tiles for other machines are computed first, and the own ones last; each rank's partial sums go straight \
+                 to the rank that owns the rows",
             ),
             CommunicationOrder::TwoLevel => (
                 "a ring within each NUMA node; each shard crosses to the other node once, first of all, and goes \
                  round there",
-                "tiles for the other NUMA node are computed first and cross once; tiles for the own node follow, the \
-                 own rank's last",
+                "tiles for the next rank in the ring are computed first, and the own ones last; each rank's partial sums go \
+                 straight to the rank that owns the rows, which adds them in rank order",
             ),
             CommunicationOrder::None => ("there is nothing to gather", "there is nothing to scatter"),
         }
@@ -239,6 +304,22 @@ fn how_known(basis: NumaBasis) -> &'static str {
         NumaBasis::Distance => " (inferred from which of them are SYS apart)",
         NumaBasis::Unknown => " as far as is known",
     }
+}
+
+/// `0-3,5`
+fn ranges(gpus: impl Iterator<Item = usize>) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for gpu in gpus {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == gpu => *last = gpu,
+            _ => runs.push((gpu, gpu)),
+        }
+    }
+    let run = |&(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        _ => format!("{first}-{last}"),
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(",")
 }
 
 fn equal_sizes(groups: &[Vec<usize>]) -> Option<usize> {

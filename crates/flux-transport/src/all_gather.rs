@@ -5,13 +5,18 @@
 //! waits for each chunk's signal itself, or [`AllGather::wait_for_all`] and anything else: [`Awaited`]); then
 //! [`AllGather::release`], which lets the peers overwrite what was read.
 //!
-//! Between ranks that cannot address each other, shards are sent and received: `gather_exchange.rs`.
+//! Who sends what to whom when is a [`flux_swizzle::Schedule`]: that of [`AllGatherSpec::pattern`], as `moves.rs` has it for each
+//! rank. `gather_moves.rs` does what it says: by copies, and, between ranks that cannot address each other, by sending and receiving.
 
+use crate::gather_moves::Here;
 use crate::link::{Link, PeerWords, check_rank, here};
+use crate::moves::{Comes, Gathering, Part};
 use crate::rows::Layout;
-use crate::{Awaited, Chunk, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
-use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards, Taper, arrival_order, push_order};
+use crate::{Awaited, DataTransfer, Direction, Error, Members, Result, Rows, SignalLoss, TransferLog};
+use flux_memory::{
+    Address, Event, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint,
+};
+use flux_swizzle::{Chunks, Pattern, Shards, Taper};
 use std::sync::Arc;
 
 /// What an [`AllGather`] is built for.
@@ -29,6 +34,8 @@ pub struct AllGatherSpec {
     pub taper: Taper,
     /// Who moves the data.
     pub direction: Direction,
+    /// Who sends to whom. What is to be passed on is so from device memory.
+    pub pattern: Pattern,
     /// Where what crosses between ranks lies, and the signals. In pinned host memory: when pushing, the gathered rows
     /// themselves, which a GPU's GEMM then reads over PCIe; when pulling, a copy of each shard, from which the peers fetch
     /// it into device memory.
@@ -51,9 +58,10 @@ pub struct AllGather {
     pub(crate) largest: Chunks,
     pub(crate) gathered: SymmetricBuffer,
     pub(crate) gathered_layout: Layout,
-    outbox_layout: Layout,
+    pub(crate) outbox_layout: Layout,
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
-    outbox: Option<SymmetricBuffer>,
+    pub(crate) outbox: Option<SymmetricBuffer>,
+    rounds: usize,
     pub(crate) signals: SymmetricSignals,
     /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
     pub(crate) acks: PeerWords,
@@ -61,15 +69,24 @@ pub struct AllGather {
     ready: PeerWords,
     /// The peer's whole shard has arrived.
     pub(crate) arrived: PeerWords,
+    /// Pull: the peer's shard may be read where it has come to from that peer, or from another.
+    pub(crate) passed: PeerWords,
 }
 
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) link: Link,
+    pub(crate) part: Part,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
-    may_move: Vec<Arc<WaitPoint>>,
-    /// The acknowledgements of all peers in reach. Pull: before this rank's shard is overwritten. Push: before it goes to all
-    /// at once.
+    pub(crate) may_move: Vec<Arc<WaitPoint>>,
+    /// Pull, per shard: before it is fetched from where it was passed to. Empty if none is.
+    pub(crate) may_fetch: Vec<Arc<WaitPoint>>,
+    /// By lane, and last those of the exchange: what has been copied here, before it is passed on.
+    pub(crate) here: Vec<Option<Here>>,
+    /// Per shard: when an exchange has brought it here, for copies that push it on.
+    pub(crate) came: Vec<Option<Event>>,
+    /// The acknowledgements of all peers in reach. Pull: of those that fetch from this rank, before what they read is
+    /// overwritten. Push: before its shard goes to all at once.
     pub(crate) all_acked: Arc<WaitPoint>,
     all_arrived: Arc<WaitPoint>,
     /// Per peer: its whole shard. Empty before [`AllGather::watch_shards`].
@@ -85,6 +102,11 @@ impl AllGather {
         let space = &members.space;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
+        let Gathering { parts, rounds, copies_on } =
+            Gathering::new(&spec.pattern, space.reach(), spec.direction, space.local_ranks())?;
+        if copies_on && spec.placement == Placement::PinnedHost {
+            return Err(Error::CannotPassOn);
+        }
         let (gathered_layout, outbox_layout) = (layout(spec.max_rows), layout(largest.shards().max_rows()));
         let allocate =
             |layout: Layout, placement| SymmetricBuffer::allocate(space, layout.bytes(), placement);
@@ -92,23 +114,38 @@ impl AllGather {
         let gathered = allocate(gathered_layout, gathered_in)?;
         let outbox = through_host.then(|| allocate(outbox_layout, spec.placement)).transpose()?;
         let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
-        let (acks, ready, arrived) = (words(0), words(1), words(2));
+        let [acks, ready, arrived, passed] = [0, 1, 2, 3].map(words);
         let signals = SymmetricSignals::allocate(
             space,
-            largest.signals().saturating_add(3 * world_size),
+            largest.signals().saturating_add(4 * world_size),
             spec.placement,
         )?;
-        let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let ranks = Link::all(members, largest.signals())?.try_map(|rank, link| {
-            let log = &members.faults[rank];
+        let pulls = spec.direction == Direction::Pull;
+        let before_moving = if pulls { ready } else { acks };
+        let moved =
+            parts.iter().map(|part| part.copies().count() + part.receives().count()).max().unwrap_or(0);
+        let chunks = moved.saturating_mul(largest.signal(1, 0));
+        let ranks = Link::all(members, chunks, |rank| parts[rank].lanes)?.try_map(|rank, link| {
+            let (log, part) = (&members.faults[rank], parts[rank].clone());
             let others = || (0..world_size).filter(move |&peer| peer != rank);
-            let in_reach = members.space.reach().of_rank(rank).filter(|&peer| peer != rank);
+            let in_reach = space.reach().of_rank(rank).filter(|&peer| peer != rank);
+            let acking = if pulls { part.copied_to.clone() } else { in_reach.collect() };
+            let fetches = part.copies().any(|(_, copied)| pulls && copied.comes != Comes::Own);
+            let fetched = if fetches { world_size } else { 0 };
+            let mut came: Vec<Option<Event>> = (0..world_size).map(|_| None).collect();
+            for received in part.receives().filter(|received| received.is_pushed_on) {
+                came[received.shard] = Some(Event::new(&members.devices[rank])?);
+            }
             Ok::<_, Error>(Rank {
-                link,
                 may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
-                all_acked: acks.wait_point(&signals, log, spec.op, rank, in_reach)?,
+                may_fetch: passed.wait_points(&signals, log, spec.op, rank, fetched)?,
+                all_acked: acks.wait_point(&signals, log, spec.op, rank, acking.into_iter())?,
                 all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                 shard_arrived: Vec::new(),
+                here: Here::all(&part, &signals, log, spec.op, (rank, &largest), arrived, !pulls)?,
+                came,
+                link,
+                part,
             })
         })?;
         let mut gather = Self {
@@ -122,10 +159,12 @@ impl AllGather {
             gathered_layout,
             outbox_layout,
             outbox,
+            rounds,
             signals,
             acks,
             ready,
             arrived,
+            passed,
         };
         gather.plan_pushes(members)?;
         Ok(gather)
@@ -230,9 +269,26 @@ impl AllGather {
         Ok(())
     }
 
-    /// Starts `rank`'s transfers of call `epoch`, after [`AllGather::stage`]; `awaited` is the same on every rank. Where ranks
-    /// share a GPU, all are staged before the first transfers start: streams that share a hardware queue run in the order of
-    /// their submission, and a wait for what is submitted later could hold it up.
+    /// Who sends to whom.
+    pub const fn pattern(&self) -> &Pattern {
+        &self.spec.pattern
+    }
+
+    /// In how many rounds the transfers of a call are started: one, unless ranks pass on what has come to them.
+    pub const fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// The order in which shards come to `rank`, its own first: that in which they are best computed. Of a rank that does not live
+    /// here, none.
+    pub fn order(&self, rank: usize) -> &[usize] {
+        self.ranks.get(rank).map_or(&[], |state| &state.part.order)
+    }
+
+    /// Starts all of `rank`'s transfers of call `epoch`, after [`AllGather::stage`]; `awaited` is the same on every rank. Where
+    /// ranks share a GPU, all are staged before the first transfers start, and these start round by round
+    /// ([`AllGather::transfer_round`]): streams that share a hardware queue run in the order of their submission, and a wait for
+    /// what is submitted later could hold it up.
     ///
     /// # Safety
     /// As for [`AllGather::stage`].
@@ -244,130 +300,10 @@ impl AllGather {
         shard: impl Into<Rows>,
         awaited: Awaited,
     ) -> Result<()> {
-        let link = &here(&self.ranks, rank, self.world_size)?.link;
         let shard = shard.into();
-        // SAFETY: as above.
-        unsafe {
-            match self.spec.direction {
-                Direction::Push if self.push_whole(rank, epoch, rows, shard, awaited)? => {}
-                Direction::Push => self.push(rank, epoch, rows, shard, awaited)?,
-                Direction::Pull => {
-                    self.pull(rank, epoch, &self.chunks(rank, rows)?, shard.side.is_some(), awaited)?;
-                }
-            }
-        }
-        // SAFETY: as above.
-        unsafe { self.exchange(rank, epoch, rows, shard, awaited)? };
-        link.end()
-    }
-
-    /// # Safety
-    /// As for [`AllGather::stage`].
-    unsafe fn push(&self, rank: usize, epoch: u32, rows: usize, shard: Rows, awaited: Awaited) -> Result<()> {
-        let state = &self.ranks[rank];
-        for peer in push_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
-            let chunks = self.chunks(peer, rows)?;
-            let first_row = chunks.shards().range(rank).start;
-            // SAFETY: the caller's promise; the peer has acknowledged the previous call before its rows are overwritten.
-            unsafe {
-                state.link.transfers.wait_values(&state.may_move[peer], epoch.wrapping_sub(1))?;
-                for index in 0..chunks.count(rank) {
-                    let from = self.gathered_layout.skip(shard, chunks.rows(rank, index).start - first_row);
-                    self.move_chunk(rank, (rank, peer), index, &chunks, from, epoch, awaited)?;
-                }
-                self.raise_arrived(rank, (rank, peer), epoch, awaited)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// As for [`AllGather::stage`].
-    unsafe fn pull(
-        &self,
-        rank: usize,
-        epoch: u32,
-        chunks: &Chunks,
-        with_side: bool,
-        awaited: Awaited,
-    ) -> Result<()> {
-        let state = &self.ranks[rank];
-        for peer in arrival_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
-            // SAFETY: the caller's promise; the peer's rows are complete, and stay until it is told that they were read.
-            unsafe {
-                state.link.transfers.wait_values(&state.may_move[peer], epoch)?;
-                for index in 0..chunks.count(peer) {
-                    let row = chunks.rows(peer, index).start;
-                    let from = match &self.outbox {
-                        None => self.gathered_layout.rows_at(self.gathered(peer), row, with_side),
-                        Some(outbox) => {
-                            let row = row - chunks.shards().range(peer).start;
-                            self.outbox_layout.rows_at(outbox.address(peer), row, with_side)
-                        }
-                    };
-                    self.move_chunk(rank, (peer, rank), index, chunks, from, epoch, awaited)?;
-                }
-                self.raise_arrived(rank, (peer, rank), epoch, awaited)?;
-                let done = std::iter::once(peer);
-                self.acks.raise(&self.signals, &state.link.transfers, rank, done, epoch)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves chunk `index` of rank `from`'s shard to rank `to`, on the stream of `mover`.
-    ///
-    /// # Safety
-    /// As for [`AllGather::stage`].
-    #[allow(clippy::too_many_arguments)] // who moves what from where to whom, of which call
-    pub(crate) unsafe fn move_chunk(
-        &self,
-        mover: usize,
-        (from, to): (usize, usize),
-        index: usize,
-        chunks: &Chunks,
-        source: Rows,
-        epoch: u32,
-        awaited: Awaited,
-    ) -> Result<()> {
-        let rows = chunks.rows(from, index);
-        let signal = (awaited == Awaited::Chunks).then(|| chunks.signal(from, index));
-        let raised = signal.filter(|_| !self.is_lost(from, to));
-        let place = self.gathered_layout.rows_at(self.gathered(to), rows.start, source.side.is_some());
-        let chunk = Chunk {
-            from: source.rows,
-            to: place.rows,
-            bytes: rows.len() * self.spec.row_bytes,
-            signal: raised.map_or(Address::NULL, |signal| self.signals.word(to, signal)),
-        };
-        let route = (from, to, signal);
-        let link = &self.ranks[mover].link;
         // SAFETY: the caller's promise.
-        unsafe {
-            if let (Some(from), Some(to)) = (source.side, place.side) {
-                let bytes = rows.len() * self.spec.side_bytes;
-                let side = Chunk { from, to, bytes, signal: Address::NULL }; // covered by the rows' signal
-                self.transfer.move_chunk(&link.transfers, &side, epoch)?;
-            }
-            link.move_chunk(&*self.transfer, &chunk, epoch, route)
-        }
-    }
-
-    /// # Safety
-    /// As for [`AllGather::stage`].
-    pub(crate) unsafe fn raise_arrived(
-        &self,
-        mover: usize,
-        (from, to): (usize, usize),
-        epoch: u32,
-        awaited: Awaited,
-    ) -> Result<()> {
-        if awaited != Awaited::Shards || self.is_lost(from, to) {
-            return Ok(());
-        }
-        let transfers = &self.ranks[mover].link.transfers;
-        // SAFETY: the caller's promise.
-        unsafe { self.arrived.raise(&self.signals, transfers, from, std::iter::once(to), epoch) }
+        (0..self.rounds)
+            .try_for_each(|round| unsafe { self.transfer_round(round, rank, epoch, rows, shard, awaited) })
     }
 
     /// `compute` goes on only when all peers' shards of call `epoch` have arrived at `rank`, if that is [`Awaited`].
@@ -391,7 +327,7 @@ impl AllGather {
         Ok(())
     }
 
-    /// When `rank`'s transfer stream moved which chunk; none unless [`Members::trace`].
+    /// When `rank`'s transfer streams moved which chunk; none unless [`Members::trace`].
     pub fn log(&self, rank: usize) -> Option<&TransferLog> {
         self.ranks.get(rank)?.link.log.as_ref()
     }
@@ -417,12 +353,20 @@ impl AllGather {
     /// # Safety
     /// As for [`AllGather::stage`].
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
-        let link = &here(&self.ranks, rank, self.world_size)?.link;
+        let state = here(&self.ranks, rank, self.world_size)?;
+        let link = &state.link;
+        // Peers must not overwrite what this rank still passes on.
+        let passes_on = !state.here.is_empty();
+        if passes_on {
+            link.join(compute)?;
+        }
         if self.spec.direction == Direction::Push {
             // SAFETY: the signals belong to this op.
             unsafe { self.acks.raise(&self.signals, compute, rank, self.others(rank), epoch)? };
         }
-        link.join(compute)?;
+        if !passes_on {
+            link.join(compute)?;
+        }
         link.release(compute)
     }
 

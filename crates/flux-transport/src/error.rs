@@ -37,6 +37,22 @@ pub enum Error {
         /// Ranks of the space.
         world_size: usize,
     },
+    /// The pattern is of more ranks, or of fewer, than there are.
+    #[error(
+        "the order is one of {ranks} ranks, but there are {world_size}; name each rank of the group once"
+    )]
+    OtherPattern {
+        /// Ranks of the pattern.
+        ranks: usize,
+        /// Ranks that there are.
+        world_size: usize,
+    },
+    /// What comes to a rank cannot be passed on from there.
+    #[error(
+        "in this order ranks pass on what has come to them, which takes device memory: through pinned host memory it would go over \
+         the same link once more; use the order full-mesh, or device memory"
+    )]
+    CannotPassOn,
     /// Ranks could not be connected with each other.
     #[error("rank {rank} could not be connected with those whose memory it cannot address: {reason}")]
     NotConnected {

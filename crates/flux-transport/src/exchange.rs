@@ -7,22 +7,24 @@
 //!
 //! # Why no rank waits for ever
 //!
-//! All ranks take the same steps of the same calls in the same order, and in a step each rank receives exactly what its peers
-//! send to it in the same step of theirs. A step begins when the rank's stream has come to it, which takes: the step before;
-//! the rank's own calls before; and, where a GEMM computes what is to be sent, that GEMM's tiles, which wait for nothing but the
-//! acknowledgements of the call before. No step waits for a copy to or from a peer that is addressed; such copies may wait for a
-//! step (what has come from another node is passed on within this one), on a stream of their own. So the earliest step that has
-//! not ended on all ranks can begin on all of them, and ends: sends and receives of a step go on at the same time. By induction
-//! so do all. What does not come in time, for a peer has gone, is bounded by the rank's budget ([`FaultLog`]).
+//! All ranks take the steps of one schedule ([`flux_swizzle::Schedule`]) in the same order, by phase and step, and in a step each
+//! rank receives exactly what its peers send to it in the same step of theirs. A step begins when the rank's stream has come to
+//! it, which takes: the step before; the rank's own calls before; where a GEMM computes what is to be sent, that GEMM's tiles,
+//! which wait for nothing but the acknowledgements of the call before; and, where what is sent has come from a third rank, its
+//! arrival, which the schedule has in an earlier step, be it a copy or an exchange. Copies wait for acknowledgements of the call
+//! before, and for what is earlier in the schedule, too. So the earliest transfer of the schedule that has not ended can begin on
+//! all ranks that take part, and ends: sends and receives of a step go on at the same time. By induction so do all. What does not
+//! come in time, for a peer has gone, is bounded by the rank's budget ([`FaultLog`]).
 //!
 //! Where a rank can put into a peer's memory without its help, the receiver still says in each step that its memory is free
 //! ([`crate::PutExchange`]): so all that is said here holds there too.
 
+use crate::link::raise_words;
 use crate::trace::Moved;
 use crate::{Put, Result, TransferLog};
 use flux_memory::{Address, Device, Event, FaultLog, Stream};
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What goes to a peer, or comes from it, in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,9 +88,20 @@ pub(crate) struct ExchangeLink {
     pub(crate) stream: Stream,
     /// The end of a call's steps.
     pub(crate) end: Event,
-    /// What came in the last step may be passed on.
-    pub(crate) came: Event,
     pub(crate) faults: Arc<FaultLog>,
+    /// A step, while it is put together: a call allocates nothing.
+    step: Mutex<Step>,
+}
+
+/// All that goes and comes at the same time.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) sends: Vec<Message>,
+    pub(crate) receives: Vec<Message>,
+    /// What a trace says of it.
+    pub(crate) moved: Vec<Moved>,
+    /// The signals that are raised behind it.
+    pub(crate) raised: Vec<Address>,
 }
 
 impl ExchangeLink {
@@ -97,33 +110,41 @@ impl ExchangeLink {
             with: Arc::clone(with),
             stream: device.transfer_stream()?,
             end: Event::new(device)?,
-            came: Event::new(device)?,
             faults: Arc::clone(faults),
+            step: Mutex::default(),
         })
     }
 
-    /// Takes a step, which `log`, if there is one, notes as `moved`.
+    /// An empty step, with the room that steps took before.
+    pub(crate) fn next(&self) -> MutexGuard<'_, Step> {
+        let mut step = self.step.lock().unwrap_or_else(PoisonError::into_inner);
+        step.sends.clear();
+        step.receives.clear();
+        step.moved.clear();
+        step.raised.clear();
+        step
+    }
+
+    /// Takes `step`, notes it in `log`, if there is one, and raises its signals to `epoch`.
     ///
     /// # Safety
-    /// As for [`Exchange::step`].
-    pub(crate) unsafe fn step(
-        &self,
-        (log, moved): (Option<&TransferLog>, Option<Moved>),
-        sends: &[Message],
-        receives: &[Message],
-    ) -> Result<()> {
-        if sends.iter().chain(receives).all(|message| message.bytes == 0) {
-            return Ok(());
+    /// As for [`Exchange::step`]; the signals live until the stream has done this.
+    pub(crate) unsafe fn take(&self, step: &Step, log: Option<&TransferLog>, epoch: u32) -> Result<()> {
+        let all = || step.sends.iter().chain(&step.receives);
+        if all().any(|message| message.bytes > 0) {
+            let noted = log.map_or(0, TransferLog::count);
+            let stamps =
+                || log.into_iter().flat_map(|log| (noted..log.count()).filter_map(|at| log.stamps(at)));
+            for [begin, _] in
+                log.into_iter().flat_map(|log| step.moved.iter().filter_map(|&moved| log.next(moved)))
+            {
+                begin.note(&self.stream)?;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.with.step(&self.stream, &self.faults, &step.sends, &step.receives)? };
+            stamps().try_for_each(|[_, end]| end.note(&self.stream))?;
         }
-        let stamps = log.zip(moved).and_then(|(log, moved)| log.next(moved));
-        if let Some([begin, _]) = stamps {
-            begin.note(&self.stream)?;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.with.step(&self.stream, &self.faults, sends, receives)? };
-        if let Some([_, end]) = stamps {
-            end.note(&self.stream)?;
-        }
-        Ok(())
+        // SAFETY: as above.
+        unsafe { raise_words(&self.stream, step.raised.iter().copied(), epoch) }
     }
 }

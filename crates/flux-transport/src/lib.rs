@@ -3,9 +3,10 @@
 mod all_gather;
 mod error;
 mod exchange;
-mod gather_exchange;
+mod gather_moves;
 mod launch_environment;
 mod link;
+mod moves;
 mod nccl;
 mod nvshmem;
 mod put_exchange;
@@ -19,11 +20,12 @@ mod shard_push;
 mod socket_exchange;
 mod trace;
 mod transfer;
+mod turns;
 
 pub use all_gather::{AllGather, AllGatherSpec};
 pub use error::Error;
 pub use exchange::{Exchange, Message};
-pub use flux_swizzle::{End, Taper};
+pub use flux_swizzle::{End, Pattern, Taper};
 pub use launch_environment::{LaunchEnvironment, LaunchError, Launcher, Master};
 pub use link::{Members, SignalLoss};
 pub use nccl::{NcclCollectives, NcclExchange, SMS_FOR_NCCL, SummandType};

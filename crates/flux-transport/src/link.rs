@@ -63,17 +63,25 @@ pub struct SignalLoss {
     pub to: usize,
 }
 
-/// One rank's transfer stream, and the events that tie it to the caller's stream.
+/// One rank's transfer streams, and the events that tie them to the caller's stream.
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(crate) transfers: Stream,
+    /// One for each lane of its schedule: what goes over different links need not wait for each other. The first is always there.
+    lanes: Vec<Lane>,
     begin: Event,
-    end: Event,
+    /// What a lane has done so far, for another one that is to follow it.
+    turn: Event,
     last_call: Arc<Event>,
     /// When chunks move, if somebody wants to know.
     pub(crate) log: Option<TransferLog>,
     /// To and from the ranks that cannot be addressed; none where there are none.
     pub(crate) exchange: Option<ExchangeLink>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    stream: Stream,
+    end: Event,
 }
 
 impl Link {
@@ -82,19 +90,25 @@ impl Link {
         last_call: &Arc<Event>,
         log: Option<TransferLog>,
         exchange: Option<ExchangeLink>,
+        lanes: usize,
     ) -> Result<Self> {
+        let lane = |_| Ok::<_, Error>(Lane { stream: device.transfer_stream()?, end: Event::new(device)? });
         Ok(Self {
             exchange,
-            transfers: device.transfer_stream()?,
+            lanes: (0..lanes.max(1)).map(lane).collect::<Result<_>>()?,
             begin: Event::new(device)?,
-            end: Event::new(device)?,
+            turn: Event::new(device)?,
             last_call: Arc::clone(last_call),
             log,
         })
     }
 
-    /// One for each rank of this process, on which a call moves at most `chunks` chunks.
-    pub(crate) fn all(members: &Members, chunks: usize) -> Result<PerRank<Self>> {
+    /// One for each rank of this process, on which a call moves at most `chunks` chunks, over so many lanes: `lanes(rank)`.
+    pub(crate) fn all(
+        members: &Members,
+        chunks: usize,
+        lanes: impl Fn(usize) -> usize,
+    ) -> Result<PerRank<Self>> {
         let Members { devices, faults, last_calls, .. } = members;
         let (ranks, reach) = (members.local_ranks(), members.space.reach());
         if [devices.ranks(), faults.ranks(), last_calls.ranks()].iter().any(|of| *of != ranks) {
@@ -114,7 +128,7 @@ impl Link {
                 Some(Some(exchange)) => Some(ExchangeLink::new(device, exchange, &faults[rank])?),
                 _ => return Err(Error::NoExchange { rank }),
             };
-            Self::new(device, &last_calls[rank], log, exchange)
+            Self::new(device, &last_calls[rank], log, exchange, lanes(rank))
         })
     }
 
@@ -123,13 +137,24 @@ impl Link {
         Ok(compute.wait(&self.last_call)?)
     }
 
+    /// The stream of a lane; one that there is no stream for goes over the first.
+    pub(crate) fn lane(&self, lane: usize) -> &Stream {
+        &self.lanes.get(lane).unwrap_or(&self.lanes[0]).stream
+    }
+
+    /// `stream` goes on only when `lane` has done what it was given so far.
+    pub(crate) fn follow(&self, stream: &Stream, lane: usize) -> Result<()> {
+        self.lane(lane).record(&self.turn)?;
+        Ok(stream.wait(&self.turn)?)
+    }
+
     /// Transfers from here on see what `compute` has done so far.
     pub(crate) fn fork(&self, compute: &Stream) -> Result<()> {
         self.fork_exchange(compute)?; // records the same event
         if self.exchange.is_none() {
             compute.record(&self.begin)?;
         }
-        Ok(self.transfers.wait(&self.begin)?)
+        Ok(self.lanes.iter().try_for_each(|lane| lane.stream.wait(&self.begin))?)
     }
 
     /// The same, of what is sent to ranks that cannot be addressed, and received from them, only.
@@ -146,7 +171,7 @@ impl Link {
         if let Some(exchange) = &self.exchange {
             exchange.stream.record(&exchange.end)?;
         }
-        Ok(self.transfers.record(&self.end)?)
+        Ok(self.lanes.iter().try_for_each(|lane| lane.stream.record(&lane.end))?)
     }
 
     /// `compute` goes on only after this call's transfers.
@@ -154,7 +179,7 @@ impl Link {
         if let Some(exchange) = &self.exchange {
             compute.wait(&exchange.end)?;
         }
-        Ok(compute.wait(&self.end)?)
+        Ok(self.lanes.iter().try_for_each(|lane| compute.wait(&lane.end))?)
     }
 
     /// Marks the end of the call on `compute`.
@@ -164,8 +189,9 @@ impl Link {
 
     /// Waits on this thread for all calls and transfers to end: memory may be freed afterwards.
     pub(crate) fn settle(&self) {
-        let exchanged = self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.stream.synchronize());
-        for ended in [self.last_call.synchronize(), self.transfers.synchronize(), exchanged] {
+        let streams = self.lanes.iter().map(|lane| &lane.stream);
+        let streams = streams.chain(self.exchange.iter().map(|exchange| &exchange.stream));
+        for ended in std::iter::once(self.last_call.synchronize()).chain(streams.map(Stream::synchronize)) {
             if let Err(error) = ended {
                 tracing::warn!(%error, "transfers ended with an error");
             }

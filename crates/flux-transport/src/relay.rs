@@ -7,7 +7,7 @@
 //! The owner cannot tell relayed tiles from those that a GEMM delivered directly.
 
 use crate::link::{here, raise_words, stream_site};
-use crate::scatter::Scatter;
+use crate::scatter::{Rank, Scatter};
 use crate::{Chunk, Error, Members, Result, ScatterSpec};
 use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{Chunks, Shards, Taper};
@@ -105,19 +105,25 @@ impl Relay {
         Ok(chunks.tapered(self.taper, rank).numbered_as(&self.largest))
     }
 
-    /// The chunks of `owner`'s shard: the rows of each, counted from the shard's first, and its blocks.
+    /// Chunk `index` of `owner`'s shard: its rows, counted from the shard's first, and its blocks. None if there is no such chunk.
+    pub(crate) fn chunk(
+        &self,
+        chunks: &Chunks,
+        owner: usize,
+        index: usize,
+    ) -> Option<(Range<usize>, Range<usize>)> {
+        let (begin, rows) = (chunks.shards().range(owner).start, chunks.rows(owner, index));
+        let (first, end) = (rows.start - begin, rows.end - begin);
+        (first < end).then(|| (first..end, first / self.block_rows..end.div_ceil(self.block_rows)))
+    }
+
+    /// The chunks of `owner`'s shard.
     pub(crate) fn cut(
         &self,
         chunks: &Chunks,
         owner: usize,
     ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let (chunks, block_rows) = (*chunks, self.block_rows);
-        let begin = chunks.shards().range(owner).start;
-        (0..chunks.count(owner)).map(move |index| {
-            let rows = chunks.rows(owner, index);
-            let (first, end) = (rows.start - begin, rows.end - begin);
-            (first..end, first / block_rows..end.div_ceil(block_rows))
-        })
+        (0..chunks.count(owner)).filter_map(move |index| self.chunk(chunks, owner, index))
     }
 }
 
@@ -169,14 +175,14 @@ impl Scatter {
     }
 
     /// Carries the tiles that `rank`'s GEMM of call `epoch`, enqueued before, writes to [`Scatter::target`], to their
-    /// owners, from the next rank around: the order in which they are computed. Where tiles go to all, it carries them to the
+    /// owners, in [`Scatter::order`], in which they are computed. Where tiles go to all, it carries them to the
     /// ranks out of reach. Does nothing if none are relayed.
     ///
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn relay(&self, rank: usize, epoch: u32, rows: usize) -> Result<()> {
         let world_size = self.world_size;
-        let link = &here(&self.ranks, rank, world_size)?.link;
+        let Rank { link, part, .. } = here(&self.ranks, rank, world_size)?;
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
@@ -187,10 +193,10 @@ impl Scatter {
         };
         let shards = Shards::new(rows, world_size)?;
         let chunks = relay.chunks(rank, shards)?;
-        for step in 1..world_size {
+        for (turn, of_turn) in part.turns.iter().enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { self.exchange_tiles(relay, rank, step, epoch, shards)? };
-            let owner = (rank + step) % world_size;
+            unsafe { self.exchange_tiles(relay, rank, turn, epoch, shards)? };
+            let Some(owner) = of_turn.to else { continue };
             if self.relays(rank, owner) && self.reach.has(rank, owner) {
                 // SAFETY: the caller's promise.
                 unsafe { self.relay_to(relay, rank, owner, epoch, &chunks)? };
@@ -212,7 +218,8 @@ impl Scatter {
         if chunks.count(owner) == 0 {
             return Ok(());
         }
-        let (transfers, waits) = (&self.ranks[rank].link.transfers, &relay.waits[rank]);
+        let (state, waits) = (&self.ranks[rank], &relay.waits[rank]);
+        let transfers = state.link.lane(state.part.lane(owner));
         let (from, to) = (relay.target(rank, owner).slot, self.slot(owner, rank));
         let signals = self.block_signals(owner, rank);
         // SAFETY: all memory belongs to this op, which settles its streams before it frees it. The owner has summed what its
@@ -257,6 +264,7 @@ mod tests {
             relayed: true,
             puts: false,
             direction: Direction::Push,
+            pattern: flux_swizzle::Pattern::full_mesh(WORLD_SIZE),
             placement: Placement::Device,
             op: 0,
             signal_loss: None,

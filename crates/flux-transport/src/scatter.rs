@@ -7,7 +7,9 @@
 //! [`Scatter::transfer_rest`], destination by destination. Then the owner sums its slots, and [`Scatter::release`] lets the
 //! sources overwrite them.
 //!
-//! Between ranks that cannot address each other, rows are sent and received: `scatter_exchange.rs`.
+//! Who sends when to whom is a [`flux_swizzle::Schedule`], a [`flux_swizzle::Collective::Scatter`]: rows go straight to their owner,
+//! in the order that [`ScatterSpec::pattern`] gives. Between ranks that cannot address each other, they are sent and received:
+//! `scatter_exchange.rs`.
 //!
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
@@ -15,9 +17,11 @@
 use crate::link::{Link, PeerWords, check_rank, here, stream_site};
 use crate::relay::Relay;
 use crate::scatter_puts::{PutWords, Puts};
+use crate::trace::Moved;
+use crate::turns::Scattering;
 use crate::{Chunk, DataTransfer, Direction, Error, Members, Result, SignalLoss, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards, Taper};
+use flux_swizzle::{Chunks, Pattern, Shards, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,6 +51,8 @@ pub struct ScatterSpec {
     pub puts: bool,
     /// Who moves the data.
     pub direction: Direction,
+    /// In which order owners are sent to.
+    pub pattern: Pattern,
     /// Where what peers access lies: slots, signals and, if pulled, partial rows.
     pub placement: Placement,
     /// The number of the operation, for fault records.
@@ -90,6 +96,7 @@ pub struct Scatter {
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) link: Link,
+    pub(crate) part: Scattering,
     /// Per peer: its acknowledgement (push), or its readiness (pull), before data moves.
     may_move: Vec<Arc<WaitPoint>>,
     /// All peers have read this rank's partial rows.
@@ -145,10 +152,13 @@ impl Scatter {
                 .map(|block| vec![(signals.word(rank, own(block)), stream_site(rank, own(block)))])
                 .collect()
         };
-        let ranks = Link::all(members, most_chunks)?.try_map(|rank, link| {
+        let parts = Scattering::of_ranks(&spec.pattern, world_size, space.local_ranks())?;
+        let links = Link::all(members, most_chunks, |rank| parts[rank].lanes(reach.of_rank(rank)))?;
+        let ranks = links.try_map(|rank, link| {
             let log = &members.faults[rank];
             Ok::<_, Error>(Rank {
                 link,
+                part: parts[rank].clone(),
                 may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
                 all_pulled: pulled.wait_point(&signals, log, spec.op, rank, reach.of_rank(rank))?,
                 last_pull: AtomicU64::new(NO_PULL),
@@ -240,6 +250,17 @@ impl Scatter {
         self.partial.as_ref().map_or(Address::NULL, |partial| partial.address(rank))
     }
 
+    /// What gives the order in which owners are sent to.
+    pub const fn pattern(&self) -> &Pattern {
+        &self.spec.pattern
+    }
+
+    /// The order in which `rank` sends shards to their owners, its own last: that in which they are best computed. Of a rank that
+    /// does not live here, none.
+    pub fn order(&self, rank: usize) -> &[usize] {
+        self.ranks.get(rank).map_or(&[], |state| &state.part.order)
+    }
+
     /// `compute` begins a call of `rank`: it follows the previous one, and may overwrite the partial rows.
     ///
     /// # Safety
@@ -274,10 +295,9 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     pub unsafe fn transfer(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
-        here(&self.ranks, rank, self.world_size)?;
-        for step in 1..self.world_size {
+        for turn in 0..here(&self.ranks, rank, self.world_size)?.part.turns.len() {
             // SAFETY: the caller's promise.
-            unsafe { self.exchange_partial(rank, step, epoch, rows)? };
+            unsafe { self.exchange_partial(rank, turn, epoch, rows)? };
         }
         // SAFETY: as above.
         unsafe { self.transfer_in_reach(rank, epoch, rows, compute) }
@@ -286,17 +306,16 @@ impl Scatter {
     /// # Safety
     /// As for [`Scatter::begin`].
     unsafe fn transfer_in_reach(&self, rank: usize, epoch: u32, rows: usize, compute: &Stream) -> Result<()> {
-        let world_size = self.world_size;
-        let link = &here(&self.ranks, rank, world_size)?.link;
+        let Rank { link, part, .. } = here(&self.ranks, rank, self.world_size)?;
         let push = self.spec.direction == Direction::Push;
-        for step in 1..=world_size {
-            // Sending from rank + 1 on, around to itself, and receiving in the order in which that sends: in every step
-            // each rank is sent to by exactly one other.
-            let peer = (if push { rank + step } else { rank + world_size - step }) % world_size;
-            if self.reach.has(rank, peer) {
-                // SAFETY: the caller's promise.
-                unsafe { self.transfer_with(rank, peer, epoch, rows)? };
-            }
+        let peers = part.turns.iter().flat_map(|turn| {
+            let (to, from) = if push { (turn.to.as_slice(), &[][..]) } else { (&[][..], &turn.from[..]) };
+            to.iter().chain(from).copied()
+        });
+        // Its own last.
+        for peer in peers.chain([rank]).filter(|&peer| self.reach.has(rank, peer)) {
+            // SAFETY: the caller's promise.
+            unsafe { self.transfer_with(rank, peer, epoch, rows)? };
         }
         link.end()?;
         link.join(compute)
@@ -304,7 +323,7 @@ impl Scatter {
 
     /// `rank`'s partial rows of call `epoch` for `destination` are complete on `compute`. If pushing, they are moved, however
     /// much `compute` does before the other rows are complete; else `destination` may fetch them. Once for each
-    /// destination, in place of [`Scatter::stage`].
+    /// destination, in [`Scatter::order`], in place of [`Scatter::stage`].
     ///
     /// # Safety
     /// As for [`Scatter::begin`].
@@ -321,10 +340,10 @@ impl Scatter {
         let in_reach = self.reach.has(rank, destination);
         // SAFETY: the signals belong to this op; the rest is the caller's promise.
         unsafe {
-            // The step of the exchange in which this rank sends to that destination, or would.
-            let step = (destination + self.world_size - rank) % self.world_size;
             state.link.fork_exchange(compute)?;
-            self.exchange_partial(rank, step, epoch, rows)?;
+            if let Some(turn) = state.part.turn_of(destination) {
+                self.exchange_partial(rank, turn, epoch, rows)?;
+            }
             if self.spec.direction == Direction::Push {
                 if in_reach {
                     state.link.fork(compute)?;
@@ -364,7 +383,7 @@ impl Scatter {
         }
         let chunks = cut(rows, self.world_size, self.spec.chunk_rows, self.to_all)?;
         let state = &self.ranks[rank];
-        let transfers = &state.link.transfers;
+        let transfers = state.link.lane(state.part.lane(peer));
         let push = self.spec.direction == Direction::Push;
         let (source, owner) = if push { (rank, peer) } else { (peer, rank) };
         let wanted = if push { epoch.wrapping_sub(1) } else { epoch };
@@ -372,7 +391,7 @@ impl Scatter {
         // the peers' accesses apart.
         unsafe {
             transfers.wait_values(&state.may_move[peer], wanted)?;
-            self.move_rows(source, owner, &chunks, &state.link, epoch)?;
+            self.move_rows((rank, peer), (source, owner), &chunks, epoch)?;
             if !self.is_lost(source, owner) {
                 let owner = std::iter::once(owner);
                 self.arrived.raise(&self.signals, transfers, source, owner, epoch)?;
@@ -388,12 +407,13 @@ impl Scatter {
     /// As for [`Scatter::begin`].
     unsafe fn move_rows(
         &self,
-        source: usize,
-        owner: usize,
+        (rank, peer): (usize, usize),
+        (source, owner): (usize, usize),
         chunks: &Chunks,
-        link: &Link,
         epoch: u32,
     ) -> Result<()> {
+        let Rank { link, part, .. } = &self.ranks[rank];
+        let lane = part.lane(peer);
         let shard = if self.to_all { 0 } else { owner };
         let first_row = chunks.shards().range(shard).start;
         for index in 0..chunks.count(shard) {
@@ -404,8 +424,10 @@ impl Scatter {
                 bytes: rows.len() * self.spec.row_bytes,
                 signal: Address::NULL,
             };
+            let moved =
+                Moved { from: source, to: owner, shard: owner, lane, bytes: chunk.bytes, signal: None };
             // SAFETY: the caller's promise.
-            unsafe { link.move_chunk(&*self.transfer, &chunk, epoch, (source, owner, None))? };
+            unsafe { link.move_chunk(&*self.transfer, &chunk, epoch, moved)? };
         }
         Ok(())
     }
@@ -427,7 +449,7 @@ impl Scatter {
         link.release(compute)
     }
 
-    /// When `rank`'s transfer stream moved which chunk; none unless [`Members::trace`].
+    /// When `rank`'s transfer streams moved which chunk; none unless [`Members::trace`].
     pub fn log(&self, rank: usize) -> Option<&TransferLog> {
         self.ranks.get(rank)?.link.log.as_ref()
     }

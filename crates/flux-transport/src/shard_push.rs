@@ -1,9 +1,10 @@
 //! A whole shard pushed to all peers at once, where the way of moving data can do that: then the host's part does not grow
 //! with the peers and chunks.
 
+use crate::moves::Comes;
 use crate::{AllGather, Awaited, Chunk, Direction, Members, Result, Rows};
 use flux_memory::{Address, Device};
-use flux_swizzle::{Taper, push_order};
+use flux_swizzle::Taper;
 
 /// Where a rank's shard goes at one peer.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +66,13 @@ impl AllGather {
         self.spec.taper == Taper::NONE
     }
 
+    /// The peers that `rank`'s own shard is copied to, in order; none if not all of that could be one move, the first of one lane.
+    fn pushed_at_once(&self, rank: usize) -> impl Iterator<Item = usize> {
+        let own = self.ranks[rank].part.copies().filter(|(_, copied)| copied.comes == Comes::Own);
+        let at_once = own.clone().all(|(round, copied)| round == 0 && copied.lane == 0);
+        own.filter(move |_| at_once).map(|(_, copied)| copied.peer)
+    }
+
     /// Tells the way of moving data what stays the same from call to call.
     pub(crate) fn plan_pushes(&mut self, members: &Members) -> Result<()> {
         let world_size = members.world_size();
@@ -88,10 +96,7 @@ impl AllGather {
             let plan = PushPlan {
                 rank,
                 device: &members.devices[rank],
-                routes: push_order(rank, world_size)
-                    .filter(|&peer| self.reach.has(rank, peer))
-                    .map(route)
-                    .collect(),
+                routes: self.pushed_at_once(rank).map(route).collect(),
                 chunks: self.largest.signal(1, 0),
             };
             if !plan.routes.is_empty() {
@@ -129,7 +134,8 @@ impl AllGather {
             awaited,
         };
         let link = &self.ranks[rank].link;
-        if link.log.is_some() || push.chunks == 0 || push.bytes == 0 {
+        let at_once = self.pushed_at_once(rank).next().is_some();
+        if !at_once || link.log.is_some() || push.chunks == 0 || push.bytes == 0 {
             return Ok(false);
         }
         // SAFETY: the caller's promise; the peers have acknowledged the previous call before their rows are overwritten.
@@ -137,19 +143,19 @@ impl AllGather {
             match self.transfer.push_way(&push) {
                 PushWay::ByChunks => return Ok(false),
                 PushWay::Acknowledged => {
-                    link.transfers.wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
+                    link.lane(0).wait_values(&self.ranks[rank].all_acked, epoch.wrapping_sub(1))?;
                 }
             }
             // What is beside the rows goes ahead, at once to each peer: it is little, and the rows' signals cover it.
-            for peer in push_order(rank, self.world_size).filter(|&peer| self.reach.has(rank, peer)) {
+            for peer in self.pushed_at_once(rank) {
                 let to = self.gathered_layout.rows_at(self.gathered(peer), rows.start, true).side;
                 if let (Some(from), Some(to)) = (shard.side, to) {
                     let bytes = rows.len() * self.spec.side_bytes;
                     let side = Chunk { from, to, bytes, signal: Address::NULL };
-                    self.transfer.move_chunk(&link.transfers, &side, epoch)?;
+                    self.transfer.move_chunk(link.lane(0), &side, epoch)?;
                 }
             }
-            self.transfer.push_shard(&link.transfers, &push)?;
+            self.transfer.push_shard(link.lane(0), &push)?;
         }
         Ok(true)
     }

@@ -1,11 +1,11 @@
-//! When each chunk moves: what a rank's transfer stream has done in its last call, if somebody wants to know.
+//! When each chunk moves: what a rank's transfer streams have done in its last call, if somebody wants to know.
 
 use crate::link::Link;
 use crate::{Chunk, DataTransfer, Result};
 use flux_memory::{Address, Device, Stamp};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The last call's chunks on one transfer stream. All memory is allocated when it is made.
+/// The last call's chunks on a rank's transfer streams. All memory is allocated when it is made.
 #[derive(Debug)]
 pub struct TransferLog {
     /// Before and after each copy.
@@ -16,14 +16,23 @@ pub struct TransferLog {
 /// A chunk on its way, as it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// The rank that it comes from.
+    /// The rank that it comes from: whose rows they are, or one that passes them on.
     pub from: usize,
     /// The rank that it goes to.
     pub to: usize,
+    /// The shard that it is a chunk of.
+    pub shard: usize,
+    /// Which of the rank's streams moves it: one of those that copy, or [`Moved::EXCHANGED`].
+    pub lane: usize,
     /// Its size.
     pub bytes: usize,
     /// The number of the signal, among the receiver's gates, that is raised after it; none if nobody waits for it alone.
     pub signal: Option<usize>,
+}
+
+impl Moved {
+    /// The stream on which a rank sends and receives.
+    pub const EXCHANGED: usize = usize::MAX;
 }
 
 impl TransferLog {
@@ -39,8 +48,8 @@ impl TransferLog {
         self.moved().clear();
     }
 
-    /// Shows `each` chunk that the last call has moved, with the stamps of its begin and its end, in the order of the
-    /// stream. The stream has done all it was given.
+    /// Shows `each` chunk that the last call has moved, with the stamps of its begin and its end, in the order of each
+    /// stream. The streams have done all they were given.
     pub fn each(&self, mut each: impl FnMut(&Moved, &Stamp, &Stamp)) {
         for (moved, [begin, end]) in self.moved().iter().zip(&self.stamps) {
             each(moved, begin, end);
@@ -55,13 +64,23 @@ impl TransferLog {
         Some(stamps)
     }
 
+    /// How many chunks have been noted.
+    pub(crate) fn count(&self) -> usize {
+        self.moved().len()
+    }
+
+    /// The stamps of a chunk that has been noted.
+    pub(crate) fn stamps(&self, index: usize) -> Option<&[Stamp; 2]> {
+        self.stamps.get(index)
+    }
+
     fn moved(&self) -> MutexGuard<'_, Vec<Moved>> {
         self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Link {
-    /// Moves `chunk` on the transfer stream, as `transfer` does it, and logs it where there is a log.
+    /// Moves `chunk` on the stream of its lane, as `transfer` does it, and logs it where there is a log.
     ///
     /// # Safety
     /// As for [`DataTransfer::move_chunk`].
@@ -70,22 +89,22 @@ impl Link {
         transfer: &dyn DataTransfer,
         chunk: &Chunk,
         epoch: u32,
-        (from, to, signal): (usize, usize, Option<usize>),
+        moved: Moved,
     ) -> Result<()> {
-        let moved = Moved { from, to, bytes: chunk.bytes, signal };
+        let stream = self.lane(moved.lane);
         let Some([begin, end]) = self.log.as_ref().and_then(|log| log.next(moved)) else {
             // SAFETY: the caller's promise.
-            return unsafe { transfer.move_chunk(&self.transfers, chunk, epoch) };
+            return unsafe { transfer.move_chunk(stream, chunk, epoch) };
         };
         // The signal by itself, after the end was noted: nobody is to see it before.
         let silent = Chunk { signal: Address::NULL, ..*chunk };
-        begin.note(&self.transfers)?;
+        begin.note(stream)?;
         // SAFETY: the caller's promise.
-        unsafe { transfer.move_chunk(&self.transfers, &silent, epoch)? };
-        end.note(&self.transfers)?;
+        unsafe { transfer.move_chunk(stream, &silent, epoch)? };
+        end.note(stream)?;
         if !chunk.signal.is_null() {
             // SAFETY: the caller's promise.
-            unsafe { self.transfers.write_values(&[(chunk.signal, epoch)])? };
+            unsafe { stream.write_values(&[(chunk.signal, epoch)])? };
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
 use flux_swizzle::{End, Shards, Taper};
 use flux_transport::{
-    AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, PeerCopy, PushPlan,
-    PushWay, Rows, Scatter, ScatterSpec, ShardPush, SignalLoss,
+    AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, Pattern, PeerCopy,
+    PushPlan, PushWay, Rows, Scatter, ScatterSpec, ShardPush, SignalLoss,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ fn row_bytes(epoch: u32, rank: usize, row: usize) -> [u8; ROW] {
     (u64::from(epoch) << 40 | (rank as u64) << 20 | row as u64).to_ne_bytes()
 }
 
-fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
+fn gather_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> AllGatherSpec {
     AllGatherSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
@@ -37,13 +37,14 @@ fn gather_spec(direction: Direction, chunk_rows: usize) -> AllGatherSpec {
         chunk_rows,
         taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
         direction,
+        pattern: Pattern::full_mesh(world_size),
         placement: Placement::Device,
         op: 0,
         signal_loss: None,
     }
 }
 
-fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
+fn scatter_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSpec {
     ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
@@ -54,19 +55,47 @@ fn scatter_spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         relayed: false,
         puts: false,
         direction,
+        pattern: Pattern::full_mesh(world_size),
         placement: Placement::Device,
         op: 0,
         signal_loss: None,
     }
 }
 
+/// Of every class, with uneven parts where that can be.
+fn patterns(world_size: usize) -> Vec<Pattern> {
+    let (half, rest) = (world_size / 2, world_size - world_size / 2);
+    let third = [world_size / 3, (world_size + 1) / 3, world_size.div_ceil(3)];
+    let mut ring: Vec<usize> = (0..world_size).collect();
+    ring.swap(0, half);
+    vec![
+        Pattern::full_mesh(world_size),
+        Pattern::Ring(vec![ring]),
+        Pattern::two_level(&[half, rest]),
+        Pattern::two_level(&third),
+        Pattern::islands(&[rest, half]),
+        Pattern::islands(&third),
+        Pattern::Nested(vec![
+            Pattern::two_level(&[half / 2, half - half / 2]),
+            Pattern::Ring(vec![(half..world_size).collect()]),
+        ]),
+    ]
+}
+
 #[test]
 fn all_gather_brings_every_row_to_every_rank() {
-    for world_size in [1, 2, 3, 4, 5, 8] {
+    for (world_size, pattern) in
+        [1, 2, 3, 4, 5, 8].into_iter().flat_map(|w| patterns(w).into_iter().map(move |p| (w, p)))
+    {
+        let is_mesh = pattern == Pattern::full_mesh(world_size);
         for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100), (d, 5)])
         {
+            if chunk_rows == 5 && !is_mesh {
+                continue; // through host memory nothing is passed on
+            }
             let members = members(world_size, Duration::from_secs(20));
-            let mut spec = gather_spec(direction, chunk_rows);
+            let mut spec = gather_spec(world_size, direction, chunk_rows);
+            spec.pattern = pattern.clone();
             if chunk_rows == 5 {
                 spec.placement = Placement::PinnedHost;
             }
@@ -120,7 +149,7 @@ fn all_gather_brings_every_row_to_every_rank() {
                         stream.download(&mut gathered, gather.gathered(rank)).unwrap();
                         gather.release(rank, epoch, stream).unwrap();
                     }
-                    assert_eq!(gathered, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                    assert_eq!(gathered, expected, "rank {rank} of {pattern}, {direction}, call {epoch}");
                     let raised = awaited == Awaited::Chunks;
                     assert!(
                         signals.iter().all(|signal| is_up(signal) == raised),
@@ -173,14 +202,14 @@ impl DataTransfer for Whole {
 #[test]
 fn only_shards_that_are_cut_alike_for_all_peers_are_pushed_whole() {
     const WORLD_SIZE: usize = 3;
-    let finer = gather_spec(Direction::Push, 4).taper;
+    let finer = gather_spec(WORLD_SIZE, Direction::Push, 4).taper;
     for (taper, direction, whole) in [
         (Taper::NONE, Direction::Push, WORLD_SIZE),
         (Taper::NONE, Direction::Pull, 0),
         (finer, Direction::Push, 0),
     ] {
         let (members, transfer) = (members(WORLD_SIZE, Duration::from_secs(20)), Whole::default());
-        let spec = AllGatherSpec { taper, ..gather_spec(direction, 4) };
+        let spec = AllGatherSpec { taper, ..gather_spec(WORLD_SIZE, direction, 4) };
         let gather = AllGather::new(Box::new(transfer.clone()), &members, spec).unwrap();
         let streams = streams(WORLD_SIZE);
         let shard = Buffer::allocate(&Device::host(), MAX_ROWS * ROW, Placement::Device).unwrap();
@@ -202,11 +231,17 @@ fn only_shards_that_are_cut_alike_for_all_peers_are_pushed_whole() {
 
 #[test]
 fn scatter_brings_every_row_into_its_owners_slots() {
-    for (world_size, to_all) in [1, 2, 3, 4, 5, 8].into_iter().flat_map(|w| [(w, false), (w, true)]) {
-        for (direction, chunk_rows) in DIRECTIONS.into_iter().flat_map(|d| [(d, 1), (d, 4), (d, 100)]) {
+    let all =
+        [1, 2, 3, 4, 5, 8].into_iter().flat_map(|w| patterns(w).into_iter().map(move |pattern| (w, pattern)));
+    for (world_size, pattern) in all {
+        for (direction, chunk_rows, to_all) in
+            DIRECTIONS.into_iter().flat_map(|d| [(d, 1, false), (d, 4, true), (d, 100, false)])
+        {
             let members = members(world_size, Duration::from_secs(20));
             let build = if to_all { Scatter::to_all } else { Scatter::new };
-            let scatter = build(Box::new(PeerCopy), &members, scatter_spec(direction, chunk_rows)).unwrap();
+            let spec =
+                ScatterSpec { pattern: pattern.clone(), ..scatter_spec(world_size, direction, chunk_rows) };
+            let scatter = build(Box::new(PeerCopy), &members, spec).unwrap();
             let slot_rows = if to_all { MAX_ROWS } else { MAX_ROWS.div_ceil(world_size) };
             assert_eq!(scatter.slot_rows(), slot_rows);
             let streams = streams(world_size);
@@ -231,7 +266,7 @@ fn scatter_brings_every_row_into_its_owners_slots() {
                         let mut slot = vec![0xff; expected.len()];
                         // SAFETY: the slot belongs to the scatter; its rows have arrived.
                         unsafe { stream.download(&mut slot, scatter.slot(rank, source)).unwrap() };
-                        assert_eq!(slot, expected, "rank {rank} of {world_size}, {direction}, call {epoch}");
+                        assert_eq!(slot, expected, "rank {rank} of {pattern}, {direction}, call {epoch}");
                     }
                 }
                 for (rank, stream) in streams.iter().enumerate() {
@@ -250,7 +285,8 @@ fn a_slow_owner_is_not_overtaken() {
     for (direction, by_shard) in DIRECTIONS.into_iter().flat_map(|d| [(d, false), (d, true)]) {
         let (world_size, rows, calls) = (2, 8, 3);
         let members = members(world_size, Duration::from_secs(20));
-        let scatter = Scatter::new(Box::new(PeerCopy), &members, scatter_spec(direction, 4)).unwrap();
+        let scatter =
+            Scatter::new(Box::new(PeerCopy), &members, scatter_spec(world_size, direction, 4)).unwrap();
         let streams = streams(world_size);
         let buffer = |bytes: usize| Buffer::allocate(&Device::host(), bytes, Placement::Device).unwrap();
         let (inputs, read): (Vec<_>, Vec<_>) =
@@ -309,11 +345,14 @@ fn a_slow_owner_is_not_overtaken() {
 fn what_is_beside_the_rows_travels_with_them() {
     const SIDE: usize = 4;
     let (world_size, device) = (3, Device::host());
-    for (direction, placement) in
-        DIRECTIONS.into_iter().flat_map(|d| [(d, Placement::Device), (d, Placement::PinnedHost)])
-    {
+    let (mesh, ring) = (Pattern::full_mesh(world_size), Pattern::ring(world_size));
+    for (direction, placement, pattern) in DIRECTIONS.into_iter().flat_map(|d| {
+        [(d, Placement::Device, &mesh), (d, Placement::PinnedHost, &mesh), (d, Placement::Device, &ring)]
+    }) {
         let members = members(world_size, Duration::from_secs(20));
-        let spec = AllGatherSpec { side_bytes: SIDE, placement, ..gather_spec(direction, 4) };
+        let pattern = pattern.clone();
+        let spec =
+            AllGatherSpec { side_bytes: SIDE, placement, pattern, ..gather_spec(world_size, direction, 4) };
         let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
         let streams = streams(world_size);
         for ((epoch, rows), keep_own) in (1..).zip([MAX_ROWS, 7, 1, 40]).zip([false, true, false, false]) {
@@ -383,7 +422,7 @@ fn shards_are_made_in_place_and_read_one_by_one() {
     {
         let world_size = 3;
         let members = members(world_size, Duration::from_secs(20));
-        let spec = AllGatherSpec { placement, ..gather_spec(direction, 4) };
+        let spec = AllGatherSpec { placement, ..gather_spec(world_size, direction, 4) };
         let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
         let streams = streams(world_size);
         for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 1, 0, MAX_ROWS]) {
@@ -437,9 +476,11 @@ fn wait_for(word: Address, epoch: u32) {
 #[test]
 fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
     for direction in DIRECTIONS {
-        let members = members(3, Duration::from_secs(1));
-        let spec =
-            AllGatherSpec { signal_loss: Some(SignalLoss { from: 2, to: 1 }), ..gather_spec(direction, 4) };
+        let (world_size, members) = (3, members(3, Duration::from_secs(1)));
+        let spec = AllGatherSpec {
+            signal_loss: Some(SignalLoss { from: 2, to: 1 }),
+            ..gather_spec(world_size, direction, 4)
+        };
         let gather = AllGather::new(Box::new(PeerCopy), &members, spec).unwrap();
         let streams = streams(3);
         let shard = Buffer::allocate(&Device::host(), MAX_ROWS * ROW, Placement::Device).unwrap();
@@ -463,8 +504,9 @@ fn a_lost_signal_ends_in_a_fault_that_names_the_peer() {
 
 #[test]
 fn bad_arguments_are_errors() {
-    let members = members(2, Duration::from_secs(1));
-    let gather = AllGather::new(Box::new(PeerCopy), &members, gather_spec(Direction::Push, 4)).unwrap();
+    let (world_size, members) = (2, members(2, Duration::from_secs(1)));
+    let gather =
+        AllGather::new(Box::new(PeerCopy), &members, gather_spec(world_size, Direction::Push, 4)).unwrap();
     let stream = Device::host().stream().unwrap();
     assert!(matches!(gather.chunks(0, MAX_ROWS + 1), Err(Error::TooManyRows { .. })));
     // SAFETY: nothing is enqueued.
@@ -473,13 +515,21 @@ fn bad_arguments_are_errors() {
         assert!(matches!(outside, Err(Error::RankOutOfRange { .. })));
     }
     assert!(matches!(gather.shard(7, 1), Err(Error::RankOutOfRange { .. })));
-    let huge = AllGatherSpec { max_rows: usize::MAX, ..gather_spec(Direction::Push, 1) };
+    let huge = AllGatherSpec { max_rows: usize::MAX, ..gather_spec(world_size, Direction::Push, 1) };
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
-    let huge = ScatterSpec { max_rows: usize::MAX, block_rows: 1, ..scatter_spec(Direction::Push, 1) };
+    let huge =
+        ScatterSpec { max_rows: usize::MAX, block_rows: 1, ..scatter_spec(world_size, Direction::Push, 1) };
     assert!(matches!(Scatter::new(Box::new(PeerCopy), &members, huge), Err(Error::Memory(_))));
     let short = Members { faults: Vec::new().into(), ..members.clone() };
-    let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(Direction::Push, 4));
+    let incomplete = AllGather::new(Box::new(PeerCopy), &short, gather_spec(world_size, Direction::Push, 4));
     assert!(matches!(incomplete, Err(Error::IncompleteMembers { devices: 2, logs: 0, .. })));
-    let no_rows = gather_spec(Direction::Push, 0);
+    let ring = AllGatherSpec { pattern: Pattern::ring(3), ..gather_spec(3, Direction::Push, 1) };
+    let of_others = AllGather::new(Box::new(PeerCopy), &members, ring.clone()).unwrap_err();
+    assert!(matches!(of_others, Error::OtherPattern { ranks: 3, world_size: 2 }), "{of_others}");
+    let through_host = AllGatherSpec { placement: Placement::PinnedHost, ..ring };
+    let three = self::members(3, Duration::from_secs(1));
+    let passed_on = AllGather::new(Box::new(PeerCopy), &three, through_host).unwrap_err();
+    assert!(matches!(passed_on, Error::CannotPassOn), "{passed_on}");
+    let no_rows = gather_spec(world_size, Direction::Push, 0);
     assert!(matches!(AllGather::new(Box::new(PeerCopy), &members, no_rows), Err(Error::Swizzle(_))));
 }

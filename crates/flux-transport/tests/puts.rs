@@ -5,6 +5,7 @@ use flux_memory::{
     Address, Bootstrap, BootstrapError, Buffer, Device, FaultLog, Peers, PerRank, Placement, Reach, Sharing,
     Stream, SymmetricBuffer, SymmetricHeap, SymmetricSpace,
 };
+use flux_swizzle::{Pattern, Shards};
 use flux_transport::{
     AllGather, AllGatherSpec, Awaited, Direction, Members, Message, PeerCopy, Put, PutExchange, Result, Rows,
     Scatter, ScatterSpec, Taper,
@@ -135,17 +136,20 @@ fn on_nodes(world_size: usize, nodes: usize, body: impl Fn(&Arc<Rank>, &Members)
 
 const NODES: [(usize, usize); 5] = [(2, 2), (4, 2), (5, 2), (3, 3), (6, 3)];
 
-/// Rows, and what is beside them, call after call, pushed and pulled within nodes, waited for by chunks and by shards.
+/// Rows, and what is beside them, call after call, pushed and pulled within nodes, in one level and in two.
 #[test]
 fn rows_are_put_to_all_nodes() {
     for (world_size, nodes) in NODES {
+        let sizes: Vec<_> = (0..nodes).map(|node| (world_size + nodes - 1 - node) / nodes).collect();
         for direction in [Direction::Push, Direction::Pull] {
-            on_nodes(world_size, nodes, |own, members| gather(own, members, direction));
+            for pattern in [Pattern::full_mesh(world_size), Pattern::islands(&sizes)] {
+                on_nodes(world_size, nodes, |own, members| gather(own, members, &pattern, direction));
+            }
         }
     }
 }
 
-fn gather(own: &Rank, members: &Members, direction: Direction) {
+fn gather(own: &Rank, members: &Members, pattern: &Pattern, direction: Direction) {
     let (rank, world_size) = (own.rank, members.world_size());
     let spec = AllGatherSpec {
         max_rows: 64,
@@ -154,6 +158,7 @@ fn gather(own: &Rank, members: &Members, direction: Direction) {
         chunk_rows: 3,
         taper: Taper::NONE,
         direction,
+        pattern: pattern.clone(),
         placement: Placement::Device,
         op: 0,
         signal_loss: None,
@@ -209,6 +214,7 @@ fn scatter(members: &Members, puts: bool) -> Scatter {
         relayed: false,
         puts,
         direction: Direction::Push,
+        pattern: Pattern::full_mesh(members.world_size()),
         placement: Placement::Device,
         op: 0,
         signal_loss: None,
@@ -281,7 +287,7 @@ fn tiles_are_put_by_who_computes_them() {
 }
 
 fn shard(world_size: usize, rank: usize, rows: usize) -> std::ops::Range<usize> {
-    flux_swizzle::Shards::new(rows, world_size).unwrap().range(rank)
+    Shards::new(rows, world_size).unwrap().range(rank)
 }
 
 /// What a GEMM does with the tiles for `owner`.

@@ -18,7 +18,7 @@ fn members(world_size: usize, budget: Duration) -> Members {
     Members::new(vec![device.clone(); world_size], (0..world_size).map(log).collect()).unwrap()
 }
 
-fn spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
+fn spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSpec {
     ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
@@ -29,6 +29,7 @@ fn spec(direction: Direction, chunk_rows: usize) -> ScatterSpec {
         relayed: true,
         puts: false,
         direction,
+        pattern: flux_swizzle::Pattern::full_mesh(world_size),
         placement: Placement::Device,
         op: 0,
         signal_loss: None,
@@ -107,8 +108,13 @@ fn every_block_arrives_before_its_signal_and_once() {
         for (world_size, chunk_rows) in
             [1, 2, 3, 5].into_iter().flat_map(|world_size| [1, 5, 8, 100].map(|rows| (world_size, rows)))
         {
+            let islands = flux_swizzle::Pattern::islands(&[world_size / 2, world_size - world_size / 2]);
             let members = members(world_size, Duration::from_secs(20));
-            let scatter = Scatter::new(Box::new(PeerCopy), &members, spec(direction, chunk_rows)).unwrap();
+            let mut spec = spec(world_size, direction, chunk_rows);
+            if chunk_rows == 5 {
+                spec.pattern = islands;
+            }
+            let scatter = Scatter::new(Box::new(PeerCopy), &members, spec).unwrap();
             let streams: Vec<_> = (0..world_size).map(|_| Device::host().stream().unwrap()).collect();
             let host = |rank: usize| match &streams[rank] {
                 Stream::Host(stream) => stream,
@@ -152,7 +158,7 @@ fn every_block_arrives_before_its_signal_and_once() {
 fn waits_for_tiles_and_for_owners_are_bounded() {
     for (calls, peer) in [(1, 0), (2, 1)] {
         let members = members(2, Duration::from_millis(200));
-        let scatter = Scatter::new(Box::new(PeerCopy), &members, spec(Direction::Push, 8)).unwrap();
+        let scatter = Scatter::new(Box::new(PeerCopy), &members, spec(2, Direction::Push, 8)).unwrap();
         let stream = Device::host().stream().unwrap();
         let begin = Instant::now();
         for epoch in 1..=calls {
@@ -181,7 +187,8 @@ fn waits_for_tiles_and_for_owners_are_bounded() {
 #[test]
 fn a_lost_signal_is_lost_for_the_owner_alone() {
     let members = members(2, Duration::from_secs(1));
-    let lossy = ScatterSpec { signal_loss: Some(SignalLoss { from: 0, to: 1 }), ..spec(Direction::Push, 8) };
+    let lossy =
+        ScatterSpec { signal_loss: Some(SignalLoss { from: 0, to: 1 }), ..spec(2, Direction::Push, 8) };
     let scatter = Scatter::new(Box::new(PeerCopy), &members, lossy).unwrap();
     let gates = scatter.gates(1);
     let stream = Device::host().stream().unwrap();
@@ -204,9 +211,9 @@ fn a_lost_signal_is_lost_for_the_owner_alone() {
 fn what_is_not_relayed_goes_straight_to_its_slot() {
     let members = members(3, Duration::from_secs(1));
     let build = |spec| Scatter::new(Box::new(PeerCopy), &members, spec);
-    let direct = build(ScatterSpec { relayed: false, ..spec(Direction::Push, 8) }).unwrap();
-    let relayed = build(spec(Direction::Push, 5)).unwrap();
-    let all = Scatter::to_all(Box::new(PeerCopy), &members, spec(Direction::Push, 8)).unwrap();
+    let direct = build(ScatterSpec { relayed: false, ..spec(3, Direction::Push, 8) }).unwrap();
+    let relayed = build(spec(3, Direction::Push, 5)).unwrap();
+    let all = Scatter::to_all(Box::new(PeerCopy), &members, spec(3, Direction::Push, 8)).unwrap();
     assert_eq!((direct.relayed_tiles(0), all.relayed_tiles(0)), ((Address::NULL, 0), (Address::NULL, 0)));
     let (tiles, bytes) = relayed.relayed_tiles(0);
     assert_eq!(bytes, 3 * relayed.slot_rows() * ROW);
@@ -226,9 +233,9 @@ fn what_is_not_relayed_goes_straight_to_its_slot() {
             }
         }
     }
-    let no_blocks = build(ScatterSpec { block_rows: 0, ..spec(Direction::Push, 8) });
+    let no_blocks = build(ScatterSpec { block_rows: 0, ..spec(3, Direction::Push, 8) });
     assert!(matches!(no_blocks, Err(Error::Swizzle(_))));
-    let huge = build(ScatterSpec { max_rows: usize::MAX, ..spec(Direction::Push, usize::MAX) });
+    let huge = build(ScatterSpec { max_rows: usize::MAX, ..spec(3, Direction::Push, usize::MAX) });
     assert!(matches!(huge, Err(Error::Memory(_))));
     // SAFETY: refused before anything is enqueued.
     let too_many = unsafe { relayed.relay(0, 1, MAX_ROWS + 1) };

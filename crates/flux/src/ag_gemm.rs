@@ -8,14 +8,15 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::planner::{Explain, OpKind, Planner};
 use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result, tuner};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, PerRank, Stream};
-use flux_swizzle::{Shards, Taper, TileOrder, TileShape, arrival_order};
+use flux_swizzle::{Pattern, Shards, Taper, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
@@ -23,7 +24,7 @@ use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 pub struct AgGemm {
     spec: OpSpec,
     op: u32,
-    chunk_rows: usize,
+    planner: Planner,
     tile: TileShape,
     /// The columns of C.
     columns: Shards,
@@ -55,6 +56,7 @@ impl AgGemm {
     /// Allocates, for every rank, the gathered rows (`max_m · K` elements, and `max_m` scales if they can have any), the signals and the schedules, and loads the
     /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        tuner::lazily(group, OpKind::AgGemm, &spec)?;
         group.together("ag-gemm", &spec, || Self::build(group, spec.clone()))
     }
 
@@ -65,9 +67,11 @@ impl AgGemm {
         let shards = Shards::new(spec.max_m, world_size)?;
         let columns = Shards::new(epilogue::columns(&spec)?, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
-        let chunk_rows = spec.chunk_rows(row_bytes, shards.max_rows());
+        let planner = Planner::new(group, OpKind::AgGemm, &spec)?;
+        let built = planner.built();
+        let chunk_rows = built.chunk_rows;
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
-        let (max_rows, direction) = (spec.max_m, spec.direction);
+        let (max_rows, direction) = (spec.max_m, built.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
         let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true, to_slots: false };
@@ -80,12 +84,13 @@ impl AgGemm {
             chunk_rows,
             taper,
             direction,
+            pattern: spec.order.pattern(group, direction)?,
             placement,
             op,
             signal_loss,
         };
         let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
-        if spec.path == PathPreference::Chunked {
+        if matches!(spec.path, PathPreference::Auto | PathPreference::Chunked) {
             gather.watch_shards(group.members())?;
         }
         let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
@@ -94,7 +99,7 @@ impl AgGemm {
             Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
         })?;
         let state = OpState::new(group, schedules)?;
-        Ok(Self { spec, op, chunk_rows, tile, columns, gather, state, group: group.clone() })
+        Ok(Self { spec, op, planner, tile, columns, gather, state, group: group.clone() })
     }
 
     pub(crate) const fn group(&self) -> &Group {
@@ -104,6 +109,11 @@ impl AgGemm {
     /// What it was built for.
     pub const fn spec(&self) -> &OpSpec {
         &self.spec
+    }
+
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    pub const fn pattern(&self) -> &Pattern {
+        self.gather.pattern()
     }
 
     /// The rows of A that `rank` holds in a call with `m` rows.
@@ -128,8 +138,13 @@ impl AgGemm {
     }
 
     /// Rows in which a shard travels, but for what [`OpSpec::taper`] cuts finer.
-    pub const fn chunk_rows(&self) -> usize {
-        self.chunk_rows
+    pub fn chunk_rows(&self) -> usize {
+        self.planner.built().chunk_rows
+    }
+
+    /// How calls of `m` rows go, and why.
+    pub fn explain(&self, m: usize) -> Result<Explain> {
+        self.planner.explain(m)
     }
 
     /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
@@ -194,6 +209,10 @@ impl Phased for AgGemm {
         self.gather.log(rank).into_iter().collect()
     }
 
+    fn rounds(&self, phase: Phase) -> usize {
+        if phase == Phase::Transfer { self.gather.rounds() } else { 1 }
+    }
+
     fn check(&self, rank: usize, call: &AgGemmCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         check_call(&self.group, &self.spec, rank, call.m, stream)?;
         let (k, weight_rows, dtype) = (self.spec.k, self.weight_rows(rank).len(), self.spec.dtype);
@@ -202,14 +221,13 @@ impl Phased for AgGemm {
         call.scales.check(dtype, self.rows(rank, call.m).len(), weight_rows)?;
         check_bias(call.bias, weight_rows, dtype.result())?;
         call.c.check("C", call.m, self.columns(rank).len(), dtype.result())?;
-        let shards = Shards::new(call.m, self.state.world_size())?;
         let terms = Terms { m: call.m, row_scales: call.scales.of_rows().is_some() };
-        Ok((terms, plan::choose(self.spec.path, &shards, self.tile)))
+        Ok((terms, plan::choice(self.planner.choose(call.m)?)))
     }
 
     unsafe fn phase(
         &self,
-        phase: Phase,
+        (phase, round): (Phase, usize),
         (rank, epoch, path): (usize, u32, Path),
         call: &AgGemmCall,
         schedules: &mut Schedules,
@@ -235,7 +253,7 @@ impl Phased for AgGemm {
                 }
                 (Phase::Transfer, _) => {
                     let awaited = if path == Path::Fused { Awaited::Chunks } else { Awaited::Shards };
-                    Ok(self.gather.transfer(rank, epoch, call.m, shard, awaited)?)
+                    Ok(self.gather.transfer_round(round, rank, epoch, call.m, shard, awaited)?)
                 }
                 (Phase::Sum | Phase::Gather, _) => Ok(()),
                 (Phase::Finish, _) => {
@@ -276,10 +294,10 @@ impl AgGemm {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let (world_size, dtype) = (self.state.world_size(), self.spec.dtype);
+        let dtype = self.spec.dtype;
         let of_gathered = self.of_gathered(rank, call);
         let gathered = Matrix::contiguous(of_gathered.a, self.spec.k);
-        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+        for &shard in self.gather.order(rank) {
             let rows = self.rows(shard, call.m);
             let part = if shard == rank {
                 *call
@@ -364,7 +382,7 @@ impl AgGemm {
         let order =
             TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.weight_rows(rank).len())?;
         let order = order.swept_by(tiling.group_rows).following(&chunks, tiling.half_rows());
-        Ok(ScheduleTables::new(&order, |tile, entry| {
+        Ok(ScheduleTables::along(&order, self.gather.order(rank), |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);
                 entry.gate_begin = u32::try_from(gate.start).unwrap_or(u32::MAX);

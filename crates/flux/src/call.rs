@@ -1,9 +1,9 @@
 //! What the operations have in common: how they are specified, and how a call is checked.
 
 use crate::agreement::{Agreement, Terms};
-use crate::plan::{self, Path, PathChoice};
+use crate::plan::{Path, PathChoice};
 use crate::schedules::Schedules;
-use crate::{Delivery, Error, Group, PathPreference, Push, Result, Summation};
+use crate::{Delivery, Error, Group, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::Taper;
@@ -29,21 +29,23 @@ pub struct OpSpec {
     pub activation: Activation,
     /// Which way calls go.
     pub path: PathPreference,
-    /// Who moves data between ranks: the sender or the receiver.
-    pub direction: Direction,
+    /// Who moves data between ranks, the sender or the receiver; by default whichever is expected to be faster.
+    pub direction: Option<Direction>,
+    /// Who sends to whom, and so in which order tiles are computed. What is summed goes straight to its owner, whatever the order.
+    pub order: Order,
     /// [`crate::AgGemm`], and [`crate::GemmAr`] in two steps: how pushed shards get to the peers.
     pub push: Push,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: how the tiles of a fused call get to the ranks that sum them.
     pub delivery: Delivery,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: where the tiles of a fused call are summed.
     pub summation: Summation,
-    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, and over a slow link finer at one end
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better, and over a slow link finer at one end
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
     pub chunk_rows: Option<usize>,
-    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. By
-    /// default none if the caller gives `chunk_rows`; else, where ranks exchange through pinned host memory, so many that
-    /// GEMM and traffic are expected to end earliest.
+    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. Counted
+    /// from the next rank around the world, whatever the order. By default none if the caller gives `chunk_rows`; else, where
+    /// ranks exchange through pinned host memory, so many that GEMM and traffic are expected to end earliest.
     pub taper: Option<Taper>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
@@ -52,6 +54,9 @@ pub struct OpSpec {
     /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
     /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
     pub one_shot_rows: Option<usize>,
+    /// For how many rows calls are measured when the operation is built ([`crate::tune`]), unless they have been before. None by
+    /// default: it takes seconds.
+    pub tune_rows: Vec<usize>,
 }
 
 impl OpSpec {
@@ -64,7 +69,8 @@ impl OpSpec {
             dtype,
             activation: Activation::None,
             path: PathPreference::Auto,
-            direction: Direction::Push,
+            direction: None,
+            order: Order::Auto,
             push: Push::Auto,
             delivery: Delivery::Auto,
             summation: Summation::Auto,
@@ -72,6 +78,7 @@ impl OpSpec {
             taper: None,
             keep_gathered: false,
             one_shot_rows: None,
+            tune_rows: Vec::new(),
         }
     }
 }
@@ -83,11 +90,6 @@ impl OpSpec {
             kernel_size(what, extent)?;
         }
         Ok(())
-    }
-
-    /// Rows of a chunk of at most `shard_rows` rows of `row_bytes` bytes, unless the caller says.
-    pub(crate) fn chunk_rows(&self, row_bytes: usize, shard_rows: usize) -> usize {
-        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, shard_rows))
     }
 }
 
@@ -223,16 +225,21 @@ pub(crate) trait Phased {
     /// When each of `rank`'s transfer streams moved which chunk; none unless the group is traced.
     fn transfer_logs(&self, rank: usize) -> Vec<&TransferLog>;
 
+    /// In how many rounds a phase is enqueued, each for all ranks before the next.
+    fn rounds(&self, _phase: Phase) -> usize {
+        1
+    }
+
     /// Checks a part before anything is enqueued; returns what all ranks must agree on, and which way it goes.
     fn check(&self, rank: usize, call: &Self::Call, stream: &Stream) -> Result<(Terms, PathChoice)>;
 
-    /// Enqueues one phase of a part.
+    /// Enqueues one round of a phase of a part.
     ///
     /// # Safety
     /// What the call names is live and of the extents it says until `stream` has passed it.
     unsafe fn phase(
         &self,
-        phase: Phase,
+        phase: (Phase, usize),
         part: (usize, u32, Path),
         call: &Self::Call,
         schedules: &mut Schedules,
@@ -315,7 +322,8 @@ unsafe fn in_phases<Op: Phased>(
         op.transfer_logs(rank).into_iter().for_each(TransferLog::begin);
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();
-    for phase in Phase::ALL {
+    let rounds = |phase| (0..op.rounds(phase)).map(move |round| (phase, round));
+    for phase in Phase::ALL.into_iter().flat_map(rounds) {
         for (rank, (call, stream)) in parts() {
             let mut rank_state = state.lock(rank);
             let part = (rank, rank_state.epoch, choice.path);

@@ -20,6 +20,33 @@ pub enum Error {
     /// Sizes that make no sense.
     #[error(transparent)]
     Swizzle(#[from] flux_swizzle::Error),
+    /// The order is one of other ranks than the group has.
+    #[error("the order {order} is one of {ranks} ranks, but the group has {world_size}; name each rank once")]
+    OtherOrder {
+        /// The order.
+        order: String,
+        /// Ranks that it names.
+        ranks: usize,
+        /// Ranks of the group.
+        world_size: usize,
+    },
+    /// The simulator does not take a machine.
+    #[error(transparent)]
+    Simulation(#[from] flux_sim::Error),
+    /// Nothing can be planned for a machine.
+    #[error("nothing can be planned for this machine: {reason}")]
+    NoMachine {
+        /// Why.
+        reason: String,
+    },
+    /// What was measured cannot be kept.
+    #[error("what was measured cannot be kept in {path:?}: {reason}")]
+    TuningCache {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The processes of a group did not find each other.
     #[error(transparent)]
     Rendezvous(#[from] flux_transport::RendezvousError),

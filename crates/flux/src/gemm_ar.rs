@@ -14,12 +14,13 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
+use crate::planner::{Explain, OpKind, Planner};
 use crate::push::KernelPush;
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Matrix, OpSpec, Result, Scales};
+use crate::{Group, Matrix, OpSpec, Result, Scales, tuner};
 use flux_memory::{Address, PerRank, Placement, Stream};
-use flux_swizzle::{Shards, Taper, TileShape, arrival_order};
+use flux_swizzle::{Pattern, Shards, Taper, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct GemmAr {
     spec: OpSpec,
+    planner: Planner,
     one_shot_rows: usize,
     /// The most rows of a call in two steps; 0 if there are none.
     gathered_rows: usize,
@@ -71,6 +73,7 @@ impl GemmAr {
     /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU. Activations are
     /// refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        tuner::lazily(group, OpKind::GemmAr, &spec)?;
         group.together("gemm-ar", &spec, || Self::build(group, spec.clone()))
     }
 
@@ -78,18 +81,18 @@ impl GemmAr {
         spec.check()?;
         check_no_activation("gemm-ar", &spec)?;
         let row_bytes = spec.n * spec.dtype.result().bytes();
-        let one_shot_rows =
-            spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
+        let planner = Planner::new(group, OpKind::GemmAr, &spec)?;
+        let built = planner.built();
+        let one_shot_rows = built.one_shot_rows;
         let gathered_rows = if spec.max_m > one_shot_rows { spec.max_m } else { 0 };
         let op = group.register(format!("gemm-ar (n {}, k {})", spec.n, spec.k));
-        let one_shot = Reduction::new(group, &spec, op, one_shot_rows, Owners::All)?;
-        let scattered = Reduction::new(group, &spec, op, gathered_rows, Owners::Shards)?;
-        let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
-        let chunk_rows = spec.chunk_rows(row_bytes, max_shard_rows);
+        let one_shot = Reduction::new(group, &spec, built, (op, one_shot_rows, Owners::All))?;
+        let scattered = Reduction::new(group, &spec, built, (op, gathered_rows, Owners::Shards))?;
+        let chunk_rows = built.chunk_rows;
         // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
         let direction = match group.config().peer_memory {
             Placement::PinnedHost => Direction::Pull,
-            Placement::Device => spec.direction,
+            Placement::Device => built.direction,
         };
         // Who waits for a shard waits for a rank that may itself be waiting for a tile.
         let mut members = group.members().clone();
@@ -106,6 +109,7 @@ impl GemmAr {
                 chunk_rows,
                 taper: Taper::NONE,
                 direction,
+                pattern: spec.order.pattern(group, direction)?,
                 placement: group.config().peer_memory,
                 op,
                 signal_loss: group.config().signal_loss,
@@ -117,6 +121,7 @@ impl GemmAr {
         let group = group.clone();
         Ok(Self {
             spec,
+            planner,
             one_shot_rows,
             gathered_rows,
             chunk_rows,
@@ -138,6 +143,11 @@ impl GemmAr {
         &self.spec
     }
 
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    pub const fn pattern(&self) -> &Pattern {
+        self.gather.pattern()
+    }
+
     /// The columns of A and of the weight that `rank` holds.
     pub fn depth(&self, rank: usize) -> std::ops::Range<usize> {
         self.scattered.depth(rank)
@@ -156,6 +166,11 @@ impl GemmAr {
     /// The most rows of a call that goes one-shot.
     pub const fn one_shot_rows(&self) -> usize {
         self.one_shot_rows
+    }
+
+    /// How calls of `m` rows go, and why.
+    pub fn explain(&self, m: usize) -> Result<Explain> {
+        self.planner.explain(m)
     }
 
     /// What calls write to on their way to C, each with its size in bytes: `rank`'s slots of one-shot calls, those of calls in
@@ -219,18 +234,21 @@ impl Phased for GemmAr {
         reductions.into_iter().chain([self.gather.log(rank)]).flatten().collect()
     }
 
+    fn rounds(&self, phase: Phase) -> usize {
+        if phase == Phase::Gather { self.gather.rounds() } else { 1 }
+    }
+
     fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         self.scattered.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
         call.c.check("C", call.m, self.spec.n, self.spec.dtype.result())?;
-        let shards = Shards::new(call.m, self.state.world_size())?;
-        let (delivery, rows) = (self.scattered.delivery(), self.one_shot_rows);
+        let (delivery, one_shot) = (self.scattered.delivery(), call.m <= self.one_shot_rows);
         let terms = Terms { m: call.m, row_scales: false };
-        Ok((terms, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
+        Ok((terms, plan::all_reduce(self.planner.choose(call.m)?, delivery, one_shot)))
     }
 
     unsafe fn phase(
         &self,
-        phase: Phase,
+        (phase, round): (Phase, usize),
         (rank, _, path): (usize, u32, Path),
         call: &GemmArCall,
         schedules: &mut Schedules,
@@ -273,7 +291,8 @@ impl Phased for GemmAr {
                 }
                 (Phase::Gather | Phase::Finish, _) if one_shot => Ok(()),
                 (Phase::Gather, _) => {
-                    Ok(self.gather.transfer(rank, epoch, m, out.address, Awaited::Shards)?)
+                    let awaited = Awaited::Shards;
+                    Ok(self.gather.transfer_round(round, rank, epoch, m, out.address, awaited)?)
                 }
                 (Phase::Finish, _) => self.copy_out(&part, c, stream),
             }
@@ -289,11 +308,10 @@ impl GemmAr {
     /// As for [`GemmAr::enqueue`].
     unsafe fn copy_out(&self, part: &Partial, c: Matrix, stream: &Stream) -> Result<()> {
         let &Partial { rank, epoch, m, .. } = part;
-        let world_size = self.state.world_size();
-        let shards = Shards::new(m, world_size)?;
+        let shards = Shards::new(m, self.state.world_size())?;
         let row_bytes = self.row_bytes();
         let c_pitch = c.pitch.saturating_mul(self.spec.dtype.result().bytes()); // that of one row may be anything
-        for shard in std::iter::once(rank).chain(arrival_order(rank, world_size)) {
+        for &shard in self.gather.order(rank) {
             let rows = shards.range(shard);
             let to = c.rows_from(rows.start, self.spec.dtype.result()).address;
             let from = self.gather.gathered(rank).add(rows.start * row_bytes);

@@ -14,7 +14,9 @@ mod gemm_ar;
 mod gemm_rs;
 mod group;
 mod operation;
+mod order;
 mod plan;
+mod planner;
 mod push;
 mod puts;
 mod reduction;
@@ -24,6 +26,7 @@ mod summation;
 mod taper;
 mod trace;
 mod transport;
+mod tuner;
 mod whole;
 
 pub use self::cudarc::{CudarcScale, CudarcScales};
@@ -36,20 +39,25 @@ pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{
     Address, Backend, Bootstrap, BootstrapError, Buffer, Device, Placement, Sharing, Stream, Timer,
 };
-pub use flux_swizzle::{End, Shards, Taper, TileShape};
+pub use flux_swizzle::{BadPattern, End, Pattern, Shards, Taper, TileShape};
 pub use flux_transport::{Direction, LaunchEnvironment, SignalLoss};
 pub use from_env::launch_environment;
 pub use gemm_ar::{GemmAr, GemmArCall};
 pub use gemm_rs::{GemmRs, GemmRsCall};
 pub use group::{BackendChoice, Group, GroupConfig};
 pub use operation::{OperandParts, Operation, Part};
+pub use order::Order;
 pub use plan::{Path, PathChoice, PathPreference};
+pub use planner::{
+    Candidate, Explain, OpKind, Plan, PlanSource, Verdict, explain, explain_on, explain_on_topology,
+};
 pub use push::Push;
 pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use transport::Transport;
+pub use tuner::{Entry, Key, Loss, Measured, TuneConfig, TuneOutcome, TuneProgress, tune};
 pub use whole::Whole;
 
 /// The result of everything here that can fail.

@@ -1,8 +1,8 @@
 //! The operations as seen from outside: which rank holds which part of the whole matrices, and a call of all ranks.
 
 use crate::{
-    Address, AgGemm, AgGemmCall, CallTrace, GemmAr, GemmArCall, GemmRs, GemmRsCall, Matrix, OpSpec,
-    PathChoice, Result, Scales, Stream,
+    Address, AgGemm, AgGemmCall, CallTrace, Explain, GemmAr, GemmArCall, GemmRs, GemmRsCall, Matrix, OpSpec,
+    PathChoice, Pattern, Result, Scales, Stream,
 };
 use std::ops::Range;
 
@@ -59,6 +59,8 @@ impl OperandParts {
 pub trait Operation: sealed::Sealed {
     /// What it was built for.
     fn spec(&self) -> &OpSpec;
+    /// How its ranks exchange their shards: what [`OpSpec::order`] stands for in its group.
+    fn pattern(&self) -> &Pattern;
     /// Columns of the whole C: N, or half as many with SwiGLU.
     fn result_columns(&self) -> usize {
         self.spec().n / self.spec().activation.sums_per_column()
@@ -75,6 +77,8 @@ pub trait Operation: sealed::Sealed {
         parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice>;
+    /// How calls of `m` rows go, and why.
+    fn explain(&self, m: usize) -> Result<Explain>;
     /// What each rank's last call did, and when: as the operation's own `traces`.
     fn traces(&self) -> Result<Vec<CallTrace>>;
 }
@@ -90,6 +94,10 @@ mod sealed {
 impl Operation for AgGemm {
     fn spec(&self) -> &OpSpec {
         AgGemm::spec(self)
+    }
+
+    fn pattern(&self) -> &Pattern {
+        AgGemm::pattern(self)
     }
 
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
@@ -120,6 +128,10 @@ impl Operation for AgGemm {
         unsafe { self.enqueue_all(&calls, streams) }
     }
 
+    fn explain(&self, m: usize) -> Result<Explain> {
+        AgGemm::explain(self, m)
+    }
+
     fn traces(&self) -> Result<Vec<CallTrace>> {
         AgGemm::traces(self)
     }
@@ -128,6 +140,10 @@ impl Operation for AgGemm {
 impl Operation for GemmRs {
     fn spec(&self) -> &OpSpec {
         GemmRs::spec(self)
+    }
+
+    fn pattern(&self) -> &Pattern {
+        GemmRs::pattern(self)
     }
 
     fn parts(&self, rank: usize, m: usize) -> [Part; 3] {
@@ -152,6 +168,10 @@ impl Operation for GemmRs {
         unsafe { self.enqueue_all(&calls, streams) }
     }
 
+    fn explain(&self, m: usize) -> Result<Explain> {
+        GemmRs::explain(self, m)
+    }
+
     fn traces(&self) -> Result<Vec<CallTrace>> {
         GemmRs::traces(self)
     }
@@ -160,6 +180,10 @@ impl Operation for GemmRs {
 impl Operation for GemmAr {
     fn spec(&self) -> &OpSpec {
         GemmAr::spec(self)
+    }
+
+    fn pattern(&self) -> &Pattern {
+        GemmAr::pattern(self)
     }
 
     /// C is the same whole result on every rank.
@@ -183,6 +207,10 @@ impl Operation for GemmAr {
         let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
+    }
+
+    fn explain(&self, m: usize) -> Result<Explain> {
+        GemmAr::explain(self, m)
     }
 
     fn traces(&self) -> Result<Vec<CallTrace>> {

@@ -9,7 +9,8 @@
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
-use crate::plan::{Path, PathPreference};
+use crate::plan::{self, Path, PathPreference};
+use crate::planner::Built;
 use crate::puts;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
@@ -20,8 +21,8 @@ use flux_launch::{
     ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
-use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
-use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
+use flux_swizzle::{Chunks, Pattern, Shards, Taper, TileOrder, TileShape};
+use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
 use std::ops::Range;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
@@ -78,9 +79,8 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        op: u32,
-        max_rows: usize,
-        owners: Owners,
+        built: Built,
+        (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
         let tile = group.any_launcher().tile(spec.dtype)?;
@@ -90,11 +90,14 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
+        // What is sent to all goes whole.
+        let chunk_rows = match owners {
+            Owners::Shards => built.chunk_rows,
+            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)),
+        };
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let puts = may_fuse && owners == Owners::Shards && puts::prepare(group, spec)?;
-        let delivery =
-            if puts { delivery::Choice::PutAsAsked } else { delivery::Choice::new(spec.delivery, group) };
+        let delivery = if puts { delivery::Choice::PutAsAsked } else { built.delivery };
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
         let some_relayed =
@@ -116,7 +119,9 @@ impl Reduction {
             with_partial: spec.path != PathPreference::Fused,
             relayed,
             puts,
-            direction: spec.direction,
+            direction: built.direction,
+            // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
+            pattern: spec.order.pattern(group, Direction::Push)?,
             placement: group.config().peer_memory,
             op,
             signal_loss: group.config().signal_loss,
@@ -156,6 +161,11 @@ impl Reduction {
             counters,
             group: group.clone(),
         })
+    }
+
+    /// What gives the order in which owners are sent to.
+    pub(crate) const fn pattern(&self) -> &Pattern {
+        self.scatter.pattern()
     }
 
     /// The tile that the GEMM computes.
@@ -261,7 +271,7 @@ impl Reduction {
         Ok(())
     }
 
-    /// A GEMM for each owner's rows, from the next rank around to this one, each followed by its transfer.
+    /// A GEMM for each owner's rows, in the order in which they leave, each followed by its transfer.
     ///
     /// # Safety
     /// As for [`Reduction::begin`].
@@ -272,8 +282,8 @@ impl Reduction {
         schedules: &mut Schedules,
         stream: &Stream,
     ) -> Result<()> {
-        let (world_size, dtype) = (self.group.world_size(), self.spec.dtype);
-        for owner in (1..=world_size).map(|step| (part.rank + step) % world_size) {
+        let dtype = self.spec.dtype;
+        for &owner in self.scatter.order(part.rank) {
             let rows = self.rows(owner, part.m);
             let of_owner = Partial {
                 m: rows.len(),
@@ -447,11 +457,14 @@ impl Reduction {
     fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let in_reach = self.in_reach(rank);
-        // Destination by destination, from the next rank around to this one; or each tile to all.
+        // Destination by destination, in the order in which they leave, its own last; or each tile to all.
         let shards = self.shards(m)?;
-        let order = match self.owners {
-            Owners::Shards => TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?,
-            Owners::All => TileOrder::plain(m, tiling.shape, self.spec.n)?,
+        let (order, along) = match self.owners {
+            Owners::Shards => {
+                let order = TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?;
+                (order, self.scatter.order(rank))
+            }
+            Owners::All => (TileOrder::plain(m, tiling.shape, self.spec.n)?, &[0][..]),
         };
         let mut order = order.swept_by(tiling.group_rows);
         let blocks = Chunks::new(shards, SIGNAL_ROWS)?;
@@ -459,7 +472,7 @@ impl Reduction {
         if let Some(chunks) = &relayed {
             order = order.following(chunks, tiling.half_rows());
         }
-        Ok(ScheduleTables::new(&order, |tile, entry| {
+        Ok(ScheduleTables::along(&order, along, |tile, entry| {
             let gate = match self.owners {
                 Owners::Shards => self.scatter.target(rank, tile.shard).gate,
                 Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),

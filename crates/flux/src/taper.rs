@@ -7,7 +7,7 @@
 use crate::{Group, OpSpec, Result};
 use flux_launch::{Pace, Problem, SIGNAL_ROWS};
 use flux_memory::Placement;
-use flux_swizzle::{Chunks, End, Shards, Taper, arrival_order};
+use flux_swizzle::{Chunks, End, Shards, Taper};
 
 /// A copy between a GPU and pinned host memory moves so many bytes in a µs (measured on an H200, PCIe 5).
 const BYTES_PER_US: f64 = 54e3;
@@ -67,7 +67,7 @@ impl Overlap {
         let mut sms = Sms::new(&self.pace);
         let mut end = self.multiply(&mut sms, self.shards.rows(0), None, 0.0);
         let mut arrived = 0.0;
-        for shard in arrival_order(0, self.shards.world_size()) {
+        for shard in 1..self.shards.world_size() {
             for index in 0..chunks.count(shard) {
                 let rows = chunks.rows(shard, index).len();
                 arrived += self.copy_us(rows) + GATHERED_CHUNK_US;
@@ -82,7 +82,7 @@ impl Overlap {
     pub fn scatter_us(&self, chunks: &Chunks) -> f64 {
         let mut sms = Sms::new(&self.pace);
         let mut sent = 0.0_f64;
-        for shard in arrival_order(0, self.shards.world_size()) {
+        for shard in 1..self.shards.world_size() {
             for index in 0..chunks.count(shard) {
                 let rows = chunks.rows(shard, index).len();
                 let half = chunks.is_piece(shard, index).then_some(RELAYED_HALF_TILE);

@@ -26,10 +26,12 @@ pub struct CallTrace {
 pub struct TransferTrace {
     /// Which of the rank's transfer streams.
     pub stream: usize,
-    /// The rank that it came from.
+    /// The rank that it came from: whose rows they are, or one that passed them on.
     pub from: usize,
     /// The rank that it went to.
     pub to: usize,
+    /// The shard that it is a chunk of.
+    pub shard: usize,
     /// Its size.
     pub bytes: usize,
     /// The number of the signal, among the receiver's gates, that was raised after it; none if nobody waits for it alone.
@@ -97,13 +99,22 @@ fn last_call<Op: Phased>(
     if let Some(units) = op.state().lock(rank).schedules.trace() {
         trace.units = units.read(clock)?;
     }
-    for (stream, log) in op.transfer_logs(rank).into_iter().enumerate() {
+    let mut streams: Vec<(usize, usize)> = Vec::new();
+    let mut stream_of = |of: (usize, usize)| {
+        let known = streams.iter().position(|&stream| stream == of);
+        known.unwrap_or_else(|| {
+            streams.push(of);
+            streams.len() - 1
+        })
+    };
+    for (index, log) in op.transfer_logs(rank).into_iter().enumerate() {
         let mut unreadable = None;
         log.each(|moved, begin, end| match (clock.of_stamp(begin), clock.of_stamp(end)) {
             (Ok(begin_ns), Ok(end_ns)) => trace.transfers.push(TransferTrace {
-                stream,
+                stream: stream_of((index, moved.lane)),
                 from: moved.from,
                 to: moved.to,
+                shard: moved.shard,
                 bytes: moved.bytes,
                 signal: moved.signal,
                 begin_ns,

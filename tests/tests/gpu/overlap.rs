@@ -11,7 +11,7 @@ use flux_launch::{
 use flux_memory::{
     Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
 };
-use flux_swizzle::{Chunks, Shards, Taper, TileOrder, arrival_order};
+use flux_swizzle::{Chunks, Shards, Taper, TileOrder};
 use flux_tests::data::{agree, fill_with_normal};
 use half::bf16;
 use std::sync::Arc;
@@ -206,7 +206,7 @@ fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(usize, 
             }
         });
         let copy = |epoch: u32| {
-            for shard in arrival_order(0, WORLD_SIZE) {
+            for shard in 1..WORLD_SIZE {
                 for index in 0..chunks.count(shard) {
                     let rows = chunks.rows(shard, index);
                     let (at, bytes) = (rows.start * k * BYTES, rows.len() * k * BYTES);
@@ -343,7 +343,7 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let complete = gpu.log.wait_points(0, complete.collect()).unwrap();
     // Owner by owner as the tiles are computed, a chunk at a time.
     let relay = |epoch: u32| {
-        for owner in arrival_order(0, WORLD_SIZE) {
+        for owner in 1..WORLD_SIZE {
             for index in 0..chunks.count(owner) {
                 let rows = chunks.rows(owner, index);
                 let (at, bytes) = (rows.start * n * BYTES, rows.len() * n * BYTES);

@@ -11,14 +11,14 @@ mod report;
 mod shapes;
 pub(crate) mod svg;
 
-pub(crate) use arguments::{BenchArguments, BenchOp};
+pub(crate) use arguments::{BenchArguments, BenchOp, DTypeArgument, FormatArgument};
 pub(crate) use operands::{Operands, Values};
-pub(crate) use shapes::Shape;
+pub(crate) use shapes::{Shape, default as default_shapes};
 
 use crate::error::Error;
 use crate::files;
 use crate::output::{print, speaks};
-use arguments::{Against, DTypeArgument, FormatArgument};
+use arguments::Against;
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
 use flux::{
@@ -193,6 +193,7 @@ impl<'a, E: Element> Bench<'a, E> {
             delivery: self.arguments.delivery.into(),
             summation: self.arguments.sum.into(),
             push: self.arguments.push.into(),
+            order: self.arguments.group.order.clone(),
             chunk_rows: self.arguments.chunk_rows,
             against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
             nccl_version: self.nccl.as_ref().and_then(Nccl::version),
@@ -228,10 +229,11 @@ impl<'a, E: Element> Bench<'a, E> {
             let expected = if whole == gemm { expected } else { Expected::new(&self.a, &self.b, whole) };
             let build = |path| {
                 let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
-                (spec.path, spec.direction) = (path, self.direction);
+                (spec.path, spec.direction) = (path, Some(self.direction));
                 spec.delivery = self.arguments.delivery.into();
                 spec.summation = self.arguments.sum.into();
                 spec.push = self.arguments.push.into();
+                spec.order = self.arguments.group.order.clone();
                 spec.chunk_rows = self.arguments.chunk_rows;
                 self.op.build(&self.group, spec)
             };

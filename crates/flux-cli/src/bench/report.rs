@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::measure::{Clock, Protocol};
 use super::shapes::Shape;
 use comfy_table::Table;
-use flux::{DType, Delivery, Direction, Group, Push, Summation};
+use flux::{DType, Delivery, Direction, Group, Order, Push, Summation};
 use serde_json::{Value, json};
 
 /// Raised when a field changes its meaning or goes.
@@ -173,6 +173,8 @@ pub(crate) struct Report {
     pub(crate) summation: Summation,
     /// As asked.
     pub(crate) push: Push,
+    /// As asked.
+    pub(crate) order: Order,
     pub(crate) chunk_rows: Option<usize>,
     pub(crate) against: Against,
     pub(crate) cublas_version: Option<usize>,
@@ -210,6 +212,7 @@ impl Report {
             "transfer": self.direction.to_string(), "delivery": self.delivery.to_string(),
             "sum": self.summation.to_string(),
             "push": self.push.to_string(),
+            "order": self.order.to_string(),
             "chunk_rows": self.chunk_rows,
             "against": self.against.name(), "cublas_version": self.cublas_version,
             "nccl_version": self.nccl_version, "nccl_missing": self.nccl_missing,

@@ -48,6 +48,8 @@ pub(crate) fn style(op: Op, kind: Kind) -> Style {
         Op::AgGemm => Style { barriers: 2, copies_own_rows: true, pulls: !is_pcie, ..common },
         // SMs store tiles to their owners, on NVLink the rank's own first; a kernel of its own sums.
         _ => Style {
+            // NUMA node by NUMA node, and machine by machine.
+            sums_on_the_way: true,
             stores: kind != Kind::PcieCopies,
             own_first: !is_pcie,
             barriers: usize::from(is_pcie || kind == Kind::Ampere),
