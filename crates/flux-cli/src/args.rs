@@ -123,6 +123,7 @@ impl GroupArguments {
         };
         config.sharing = match self.sharing {
             SharingArgument::Auto => Sharing::Auto,
+            SharingArgument::Fabric => Sharing::Fabric,
             SharingArgument::Vmm => Sharing::Vmm,
             SharingArgument::Ipc => Sharing::Ipc,
         };
@@ -149,8 +150,10 @@ enum PeerMemoryArgument {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum SharingArgument {
-    /// Vmm where all GPUs can.
+    /// Fabric where all ranks can, else vmm, else ipc.
     Auto,
+    /// Allocations as fabric handles.
+    Fabric,
     /// Allocations as open files.
     Vmm,
     /// CUDA IPC handles.

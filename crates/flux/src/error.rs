@@ -135,6 +135,12 @@ pub enum Error {
         /// What was given.
         name: String,
     },
+    /// NCCL was to sum elements that it cannot sum.
+    #[error("collectives sum bf16 and f16, not {dtype}; sum results, which are of `DType::result`")]
+    NotSummable {
+        /// What was given.
+        dtype: flux_launch::DType,
+    },
     /// A number of nodes that one machine cannot be made to look like.
     #[error(
         "the nodes to pretend (FLUX_FAKE_NODES, `GroupConfig::fake_nodes`): {reason}; give a number from 1 to that of the ranks, \

@@ -3,6 +3,7 @@
 mod ag_gemm;
 mod agreement;
 mod call;
+mod collectives;
 mod cudarc;
 mod delivery;
 mod epilogue;
@@ -31,6 +32,7 @@ mod whole;
 pub use self::cudarc::{CudarcScale, CudarcScales};
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
+pub use collectives::Collectives;
 pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
