@@ -85,7 +85,8 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                     // Ways may cut K differently on GPUs, which integers do not show.
                     if fill == Fill::Integers || group.backend() == Backend::Host {
                         let first = first.get_or_insert_with(|| c.clone());
-                        let same = bytemuck::cast_slice::<E::Result, u8>(first) == bytemuck::cast_slice(&c);
+                        let same =
+                            bytemuck::cast_slice::<E::Result, u8>(first) == bytemuck::cast_slice::<_, u8>(&c);
                         assert!(same, "{case:?} {activation} {path:?}: other bits than another way");
                     }
                     if activation == Activation::None {
@@ -106,7 +107,7 @@ fn check_sums<E: Element>(group: &Group, spec: &OpSpec, data: &Data<'_, E>, take
         let one_shot = data.m <= rows;
         let taken = if one_shot && taken == Path::Chunked { Path::Unfused } else { taken };
         let c = data.check(group, &GemmAr::new(group, spec).unwrap(), taken, expected);
-        let same = bytemuck::cast_slice::<E::Result, u8>(&scattered) == bytemuck::cast_slice(&c);
+        let same = bytemuck::cast_slice::<E::Result, u8>(&scattered) == bytemuck::cast_slice::<_, u8>(&c);
         assert!(same, "{taken}, one-shot: {one_shot}: gemm-ar has other bits than gemm-rs");
     }
 }

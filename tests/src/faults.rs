@@ -36,7 +36,7 @@ pub fn check_lost_signals(backend: BackendChoice) {
     for (path, delivery, summation) in ways {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.direction, spec.delivery) = (path, direction, delivery);
+            (spec.path, spec.direction, spec.delivery) = (path, Some(direction), delivery);
             spec.summation = summation;
             let run_op = |group: &Group, op_name: &str, one_shot_rows: usize| {
                 let mut spec = spec.clone();

@@ -58,7 +58,8 @@ pub fn check_gemm_ar(group: &Group) {
         for (one_shot_rows, path) in ways.into_iter().flat_map(|path| [(m, path), (0, path)]) {
             for direction in [Direction::Push, Direction::Pull] {
                 let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-                (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(one_shot_rows));
+                (spec.path, spec.direction, spec.one_shot_rows) =
+                    (path, Some(direction), Some(one_shot_rows));
                 // Tiles are pushed, whatever the direction.
                 spec.delivery =
                     if direction == Direction::Push { Delivery::Direct } else { Delivery::Relayed };

@@ -53,7 +53,7 @@ pub fn check(case: Case, group: &dyn Fn(usize) -> Group) {
                 let directions = [Direction::Push, Direction::Pull];
                 for direction in directions.into_iter().take(if m < 500 { 2 } else { 1 }) {
                     let mut spec = OpSpec::new(n, k, m, DType::E4m3);
-                    (spec.path, spec.delivery, spec.direction) = (path, delivery, direction);
+                    (spec.path, spec.delivery, spec.direction) = (path, delivery, Some(direction));
                     spec.summation = summation;
                     spec.chunk_rows = Some(37);
                     data.check(group, &AgGemm::new(group, spec.clone()).unwrap(), taken, &plain);

@@ -89,7 +89,7 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
         for direction in [Direction::Push, Direction::Pull] {
             for chunk_rows in chunk_rows(m) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
-                (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+                (spec.path, spec.direction, spec.chunk_rows) = (path, Some(direction), chunk_rows);
                 // Whole shards, but for those at one end.
                 let end = if direction == Direction::Push { End::Last } else { End::First };
                 spec.taper = chunk_rows.is_none().then_some(Taper { end, finer: [3, 2, 1], grain: 24 });
@@ -143,7 +143,7 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                             };
                             let sums = sums[kind].get_or_insert_with(|| outcome.c.clone());
                             let same = bytemuck::cast_slice::<E::Result, u8>(sums)
-                                == bytemuck::cast_slice(&outcome.c);
+                                == bytemuck::cast_slice::<_, u8>(&outcome.c);
                             assert!(same, "{what}: other bits than gemm-rs");
                         }
                         if *fill == Fill::Integers {

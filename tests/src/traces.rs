@@ -20,7 +20,7 @@ pub fn check(group: &Group, tolerance_ns: u64) {
     {
         for (direction, chunk_rows) in [(Direction::Push, Some(37)), (Direction::Pull, None)] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.direction, spec.chunk_rows) = (path, direction, chunk_rows);
+            (spec.path, spec.direction, spec.chunk_rows) = (path, Some(direction), chunk_rows);
             check_op(group, &AgGemm::new(group, spec.clone()).unwrap(), tolerance_ns);
             check_op(group, &GemmRs::new(group, spec.clone()).unwrap(), tolerance_ns);
             for one_shot_rows in [0, m] {

@@ -64,7 +64,10 @@ fn crates_depend_on_each_other_as_documented() {
         ("nvshmem-sys", &["flux-dylib"]),
         ("flux-transport", &["flux-memory", "flux-swizzle", "nccl-sys", "nvshmem-sys"]),
         ("flux-launch", &["flux-memory", "flux-swizzle"]),
-        ("flux", &["flux-launch", "flux-memory", "flux-swizzle", "flux-transport"]),
+        (
+            "flux",
+            &["flux-launch", "flux-memory", "flux-sim", "flux-swizzle", "flux-topology", "flux-transport"],
+        ),
         ("flux-cli", &["flux", "flux-sim", "flux-topology"]),
         ("flux-tests", &["flux", "flux-launch", "flux-memory", "flux-sim", "flux-swizzle"]),
         ("xtask", &[]),

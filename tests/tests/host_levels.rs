@@ -44,7 +44,7 @@ fn ways(spec: &OpSpec) -> Vec<OpSpec> {
     for path in [PathPreference::Unfused, PathPreference::Chunked] {
         for direction in [Direction::Push, Direction::Pull] {
             let mut way = spec.clone();
-            (way.path, way.direction, way.chunk_rows) = (path, direction, Some(5));
+            (way.path, way.direction, way.chunk_rows) = (path, Some(direction), Some(5));
             ways.push(way);
         }
     }

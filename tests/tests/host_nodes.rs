@@ -88,7 +88,7 @@ fn all_transports_give_the_same_bits() {
             [(Delivery::Direct, Direction::Push), (Delivery::Relayed, Direction::Pull)]
         {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, direction);
+            (spec.path, spec.delivery, spec.direction) = (PathPreference::Fused, delivery, Some(direction));
             (spec.push, spec.chunk_rows) = (Push::Kernel, Some(16)); // within a node
             spec.levels = Levels::One; // two: `host_levels.rs`
             let gathered = AgGemm::new(&group, spec.clone()).unwrap();

@@ -263,7 +263,7 @@ fn calls_in_flight_keep_apart_in_every_way() {
     ] {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(70, 30, max_m, DType::Bf16);
-            (spec.path, spec.direction, spec.one_shot_rows) = (path, direction, Some(70));
+            (spec.path, spec.direction, spec.one_shot_rows) = (path, Some(direction), Some(70));
             (spec.delivery, spec.chunk_rows) = (delivery, Some(100));
             check_in_flight(&group, &AgGemm::new(&group, spec.clone()).unwrap());
             check_in_flight(&group, &GemmRs::new(&group, spec.clone()).unwrap());
@@ -285,7 +285,7 @@ fn check_in_flight<Op: Operation>(group: &Group, op: &Op) {
         let reference = product(&a[..m * k], &b, m, n, k);
         let c = call.result().unwrap();
         let right = c.iter().zip(&reference).all(|(c, r)| f64::from(*c) == *r);
-        assert!(right, "{name}, {path:?}, {delivery}, {direction}, m = {m} of {max_m}");
+        assert!(right, "{name}, {path:?}, {delivery}, {direction:?}, m = {m} of {max_m}");
     }
 }
 
@@ -297,7 +297,7 @@ fn communication_alone_ends() {
     let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
     for direction in [Direction::Push, Direction::Pull] {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.direction) = (PathPreference::CommunicationOnly, direction);
+        (spec.path, spec.direction) = (PathPreference::CommunicationOnly, Some(direction));
         let gather = AgGemm::new(&group, spec.clone()).unwrap();
         let scatter = GemmRs::new(&group, spec.clone()).unwrap();
         let reduce = [m, 0].map(|rows| {
@@ -324,7 +324,7 @@ fn a_gathered_matrix_that_is_kept_is_whole() {
     for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-            (spec.path, spec.direction, spec.keep_gathered) = (path, direction, true);
+            (spec.path, spec.direction, spec.keep_gathered) = (path, Some(direction), true);
             let gather = AgGemm::new(&group, spec).unwrap();
             run::ag_gemm(&group, &gather, m, &a, &b).unwrap();
             check_gathered(&group, &gather, &a);

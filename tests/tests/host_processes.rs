@@ -45,6 +45,22 @@ fn ranks_that_are_configured_differently_all_get_an_error() {
     }
 }
 
+/// What the host does not have is refused on all ranks.
+#[test]
+fn the_host_has_no_fabric_handles() {
+    let errors = on_threads(2, |end| {
+        let mut config = config();
+        config.sharing = Sharing::Fabric;
+        Group::with_bootstrap(end, config).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("rank 0 cannot share memory by fabric handles: it runs on the host"),
+            "{error}"
+        );
+    }
+}
+
 /// An operation is built on all ranks or on none.
 #[test]
 fn what_one_rank_cannot_build_none_has() {
@@ -71,7 +87,7 @@ fn right(group: &Group, calls: usize) {
     let reference = product(&a, &b, m, n, k);
     for direction in [Direction::Push, Direction::Pull] {
         let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-        (spec.path, spec.direction) = (PathPreference::Fused, direction);
+        (spec.path, spec.direction) = (PathPreference::Fused, Some(direction));
         let op = GemmRs::new(group, spec).unwrap();
         let whole = Whole::place(group, &op, &a, &b, m).unwrap();
         for _ in 0..calls {

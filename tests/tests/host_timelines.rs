@@ -202,7 +202,7 @@ fn compare(machine: &Machine, apart: bool) {
     assert_eq!(orders[0], orders[1], "ag-gemm on {what}");
 
     // Pulled, the receiver says when: but nothing is fetched before it is there.
-    spec.direction = Direction::Pull;
+    spec.direction = Some(Direction::Pull);
     let pulled = Timeline::run(&traced(&group, &AgGemm::new(&group, spec.clone()).unwrap(), m), rows, None);
     assert_eq!(pulled.order(&gathered, &exchanges).groups, orders[0].groups, "pulled ag-gemm on {what}");
     for transfer in gathered.transfers() {
@@ -211,7 +211,7 @@ fn compare(machine: &Machine, apart: bool) {
         let mut before = gathered.waits_for(transfer).map(|first| pulled.transfers[&key(first)].1);
         assert!(before.all(|arrived| arrived <= begins), "pulled ag-gemm on {what}: {transfer:?}");
     }
-    spec.direction = Direction::Push;
+    spec.direction = Some(Direction::Push);
 
     let scattered = schedule(Collective::Scatter);
     spec.path = PathPreference::Chunked;

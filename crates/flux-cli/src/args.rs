@@ -3,8 +3,10 @@
 use crate::bench::BenchArguments;
 use crate::error::Error;
 use crate::launch::LaunchArguments;
+use crate::plan::PlanArguments;
 use crate::sim::SimArguments;
 use crate::trace::TraceArguments;
+use crate::tune::TuneArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Levels, OpSpec, Order,
@@ -35,6 +37,10 @@ pub(crate) enum Command {
     Launch(LaunchArguments),
     /// Simulates an operation on a machine that is not at hand: how long each way takes, and what happens when.
     Sim(SimArguments),
+    /// Says which way calls of an operation go, and why they go no other.
+    Plan(PlanArguments),
+    /// Measures which way calls go best, and keeps it for operations to go by.
+    Tune(TuneArguments),
     /// Shows the GPUs and what connects them.
     Topo(TopoArguments),
 }
@@ -68,9 +74,19 @@ pub(crate) struct GroupArguments {
     /// How long a wait for a peer may last, in milliseconds.
     #[arg(long, default_value_t = 10_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     wait_budget_ms: u64,
+    /// What `flux tune` has measured, which calls go by; by default flux/tuning.json in XDG_CACHE_HOME, or in ~/.cache.
+    #[arg(long, value_name = "FILE")]
+    cache: Option<PathBuf>,
 }
 
 impl GroupArguments {
+    /// Where measurements are kept.
+    pub(crate) fn cache(&self) -> Option<PathBuf> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let default = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        self.cache.clone().or_else(|| Some(default()?.join("flux").join("tuning.json")))
+    }
+
     /// How many GPUs a group could use.
     pub(crate) fn gpus(&self) -> usize {
         match self.backend {
@@ -120,9 +136,11 @@ impl GroupArguments {
         };
         config.sharing = match self.sharing {
             SharingArgument::Auto => Sharing::Auto,
+            SharingArgument::Fabric => Sharing::Fabric,
             SharingArgument::Vmm => Sharing::Vmm,
             SharingArgument::Ipc => Sharing::Ipc,
         };
+        config.tuning = self.cache();
         config.wait_budget = std::time::Duration::from_millis(self.wait_budget_ms);
         config
     }
@@ -155,8 +173,10 @@ enum LevelsArgument {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum SharingArgument {
-    /// Vmm where all GPUs can.
+    /// Fabric where all ranks can, else vmm, else ipc.
     Auto,
+    /// Allocations as fabric handles.
+    Fabric,
     /// Allocations as open files.
     Vmm,
     /// CUDA IPC handles.
@@ -210,9 +230,9 @@ pub(crate) struct RunArguments {
     /// gemm-ar: the most rows whose tiles go to all ranks at once; by default as many as fit into 1 MiB, at most 256.
     #[arg(long, value_name = "N")]
     pub(crate) one_shot_rows: Option<usize>,
-    /// Who moves data between ranks: the sender or the receiver.
-    #[arg(long, value_enum, default_value_t = TransferArgument::Push)]
-    pub(crate) transfer: TransferArgument,
+    /// Who moves data between ranks, the sender or the receiver; by default whichever is expected to be faster.
+    #[arg(long, value_enum)]
+    pub(crate) transfer: Option<TransferArgument>,
     /// ag-gemm and gemm-ar: how pushed shards get to the peers.
     #[arg(long, value_enum, default_value_t = PushArgument::Auto)]
     pub(crate) push: PushArgument,

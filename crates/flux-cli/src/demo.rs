@@ -93,7 +93,7 @@ fn run_path(
         spec.path = path;
         told.apply_to(&mut spec);
         if group.config().peer_memory == Placement::PinnedHost {
-            spec.direction = Direction::Pull; // pushed rows would stay in host memory
+            spec.direction = Some(Direction::Pull); // pushed rows would stay in host memory
         }
         spec
     };

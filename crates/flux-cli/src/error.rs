@@ -70,6 +70,14 @@ pub(crate) enum Error {
     NoCublas,
     #[error("cuBLASLt: {call} failed: {status}; use --against none to measure without it")]
     Cublas { call: &'static str, status: String },
+    #[error("{name:?} is neither a machine of the simulator ({}) nor one that `flux topo --preset list` lists", flux_sim::Machine::presets().collect::<Vec<_>>().join(", "))]
+    NoMachine { name: String },
+    #[error(
+        "{ranks} ranks are not a whole number of machines with {gpus} GPUs each; give --ranks a multiple of that, or fewer"
+    )]
+    NotWholeMachines { ranks: usize, gpus: usize },
+    #[error("{slower} of {all} plans are slower than the best candidate by more than {percent:.0} %")]
+    Slower { slower: usize, all: usize, percent: f64 },
     #[error("no command is given; write it after `--`")]
     NoCommand,
     #[error("cannot start {program:?}: {source}; check its name, and that it may be executed")]
@@ -84,6 +92,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Error::Wrong { .. }
+            | Error::Slower { .. }
             | Error::WrongResult { .. }
             | Error::Flux(
                 flux::Error::WaitExpired { .. }

@@ -11,11 +11,13 @@ mod error;
 mod files;
 mod launch;
 mod output;
+mod plan;
 mod run;
 mod sim;
 mod tensors;
 mod topo;
 mod trace;
+mod tune;
 
 use clap::Parser;
 use std::io::Write;
@@ -30,6 +32,8 @@ fn main() -> ExitCode {
         args::Command::Trace(arguments) => trace::run(&arguments),
         args::Command::Launch(arguments) => return exit_code(launch::run(&arguments)),
         args::Command::Sim(arguments) => sim::run(&arguments),
+        args::Command::Plan(arguments) => plan::run(&arguments),
+        args::Command::Tune(arguments) => tune::run(&arguments),
         args::Command::Topo(arguments) => topo::run(&arguments),
     };
     exit_code(result.map(|()| ExitCode::SUCCESS))

@@ -6,8 +6,8 @@ use crate::files;
 use crate::output::{print, speaks};
 use crate::tensors::{self, Names, Operands};
 use flux::{
-    Activation, AgGemm, DType, E4m3, Element, GemmAr, GemmRs, Group, Levels, OpSpec, Operation, PathChoice,
-    Pattern, TileShape, Whole,
+    Activation, AgGemm, DType, Direction, E4m3, Element, GemmAr, GemmRs, Group, Levels, OpSpec, Operation,
+    PathChoice, Pattern, TileShape, Whole,
 };
 use half::{bf16, f16};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ fn multiply<E: Element>(arguments: &RunArguments, operands: &Operands, group: &G
     let mut spec = OpSpec::new(operands.n, operands.k, operands.m, E::DTYPE);
     spec.activation = arguments.activation.into();
     spec.path = arguments.path.into();
-    spec.direction = arguments.transfer.into();
+    spec.direction = arguments.transfer.map(Into::into);
     spec.delivery = arguments.delivery.into();
     spec.summation = arguments.sum.into();
     spec.push = arguments.push.into();
@@ -79,30 +79,31 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    report(arguments, operands, group, columns, (choice, tile, chunk_rows, time), (op.pattern(), op.levels()))
+    let transfer = op.explain(operands.m)?.chosen.direction;
+    let order = (op.pattern(), op.levels());
+    report(arguments, operands, group, (columns, transfer), (choice, tile, chunk_rows, time), order)
 }
 
 fn report(
     arguments: &RunArguments,
     operands: &Operands,
     group: &Group,
-    columns: usize,
+    (columns, transfer): (usize, Direction),
     (choice, tile, chunk_rows, time): (PathChoice, TileShape, usize, Duration),
     (pattern, levels): (&Pattern, Levels),
 ) -> Result<(), Error> {
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let PathChoice { path, delivery, summation, why } = choice;
+    let PathChoice { path, delivery, summation, source, why } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
-    let transfer = flux::Direction::from(arguments.transfer);
     let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {
         print(format_args!(
             "{}",
             serde_json::json!({
                 "op": op, "m": m, "n": n, "k": k, "dtype": dtype.to_string(), "ranks": ranks,
-                "backend": backend.to_string(), "path": path.to_string(), "why": why,
+                "backend": backend.to_string(), "path": path.to_string(), "source": source.to_string(), "why": why,
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),

@@ -44,7 +44,7 @@ fn list() -> Result<(), Error> {
     Topology::presets().try_for_each(|name| print(format_args!("  {name:20} {}", words(name))))
 }
 
-fn read(path: &Path) -> Result<Topology, Error> {
+pub(crate) fn read(path: &Path) -> Result<Topology, Error> {
     let topology = if path == Path::new("-") {
         let mut bytes = Vec::new();
         // One byte more than the largest file, which is then refused.

@@ -21,7 +21,7 @@ fn on_host(op: &str, arguments: &[&str]) -> String {
     String::from_utf8(ran.stdout).unwrap()
 }
 
-const CONTENDERS: [&str; 6] = ["gemm", "cublas", "communication", "unfused", "chunked", "fused"];
+const CONTENDERS: [&str; 7] = ["gemm", "cublas", "communication", "unfused", "chunked", "fused", "nccl"];
 
 /// What docs/bench.md promises of a row; `present` are the contenders that were measured.
 fn check_row(row: &Value, present: &[&str]) {
@@ -39,7 +39,7 @@ fn check_row(row: &Value, present: &[&str]) {
         assert!(if name == "communication" { error.is_none() } else { error.unwrap() < 4e-3 }, "{row}");
     }
     assert!(row["gemm_tflops"].as_f64().unwrap() > 0.0 && row["cublas_tflops"].is_null(), "{row}");
-    assert!(row["speedup_over_cublas"].is_null(), "{row}");
+    assert!(row["speedup_over_cublas"].is_null() && row["speedup_over_nccl"].is_null(), "{row}");
     let us = |name: &str| row[name]["us"].as_f64();
     let of_ways = ["floor_us", "ect_us", "speedup_over_unfused", "chunked_ect_us"];
     for field in of_ways.into_iter().chain(["chunked_speedup_over_unfused"]) {
@@ -83,8 +83,12 @@ fn json_has_the_documented_fields() {
         assert_eq!(report["rest_ms"], 0.0);
         assert_eq!(string("clock"), if op == "gemm" { "device" } else { "host" });
         assert_eq!(report["devices"], serde_json::json!(["the host"]));
-        for absent in ["gpu", "driver", "chunk_rows", "cublas_version"] {
+        for absent in ["gpu", "driver", "chunk_rows", "cublas_version", "nccl_version"] {
             assert!(report.as_object().unwrap().contains_key(absent) && report[absent].is_null(), "{absent}");
+        }
+        match op {
+            "gemm" => assert!(report["nccl_missing"].is_null(), "{report}"),
+            _ => assert!(string("nccl_missing").contains("host"), "{report}"),
         }
         assert!(string("command").starts_with(&format!("flux bench {op} --backend host")), "{report}");
         assert_eq!(string("flux"), env!("CARGO_PKG_VERSION"));
@@ -128,6 +132,7 @@ fn options_reach_the_operations() {
     {
         assert!(table.contains(word), "{word}: {table}");
     }
+    assert!(table.contains("nccl us") && table.contains("no nccl: NCCL connects GPUs"), "{table}");
     assert!(table.contains("medians of 3 samples") && table.contains("2 ranks on the host"), "{table}");
     let table = on_host("gemm", &["--m", "1,3", "--dtype", "f16"]);
     assert_eq!(

@@ -10,6 +10,11 @@ const MANIFEST: &str = include_str!("../prebuilt/manifest.toml");
 /// Every kernel's PTX by name, compressed by `build.rs`. A test compares the names with the manifest's.
 const PTX: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
+/// The manifest of the embedded kernels: another one is of other kernels.
+pub const fn manifest() -> &'static str {
+    MANIFEST
+}
+
 /// Size in bytes of all kernels' PTX in a program that uses this crate.
 pub fn embedded_bytes() -> usize {
     PTX.iter().map(|(_, compressed)| compressed.len()).sum()

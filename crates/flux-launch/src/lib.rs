@@ -18,7 +18,7 @@ mod tensor_map;
 mod tiling;
 mod trace;
 
-pub use catalogue::{KernelInfo, catalogue, embedded_bytes};
+pub use catalogue::{KernelInfo, catalogue, embedded_bytes, manifest};
 pub use clock::Clock;
 pub use cuda::SMS_FOR_COPIES;
 pub use destinations::{Destinations, Slots};

@@ -151,6 +151,17 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// Memory was to be shared by fabric handles, and a rank cannot.
+    #[error(
+        "rank {rank} cannot share memory by fabric handles: {reason}; they take GPUs and a driver that know them, and an IMEX \
+         channel that the process may open (/dev/nvidia-caps-imex-channels); use `Sharing::Auto` or `Sharing::Vmm`"
+    )]
+    NoFabric {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
     /// The operating system refused a thread.
     #[error("could not start a worker thread: {reason}; use fewer ranks or raise the limit on threads")]
     NoThread {

@@ -1,6 +1,6 @@
 //! Symmetric memory among processes: each allocates its own and hands it out, and maps what its peers hand out.
 
-use crate::cuda::shared::{IpcMemory, PinnedMapping, VmmMemory};
+use crate::cuda::shared::{Exported, Form, IpcMemory, PinnedMapping, VmmMemory};
 use crate::host::shared::{Mapping, MemoryFile};
 use crate::space::OneRank;
 use crate::{Address, Buffer, Device, Error, Peers, Placement, Reach, Result, Sharing, SymmetricHeap, cuda};
@@ -154,9 +154,14 @@ fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, H
             let file = MemoryFile::create(bytes)?.ok_or_else(none_left)?;
             (map(one, &file, bytes, placement)?, Handle::File(file.into_file()))
         }
-        (Device::Cuda(gpu), Placement::Device, Sharing::Auto | Sharing::Vmm) => {
-            let (memory, file) = VmmMemory::create(gpu, bytes)?.ok_or_else(none_left)?;
-            (Piece::Vmm(memory), Handle::File(file))
+        (Device::Cuda(gpu), Placement::Device, Sharing::Auto | Sharing::Vmm | Sharing::Fabric) => {
+            let form = if one.sharing == Sharing::Fabric { Form::Fabric } else { Form::File };
+            let (memory, exported) = VmmMemory::create(gpu, bytes, form)?.ok_or_else(none_left)?;
+            let handle = match exported {
+                Exported::File(file) => Handle::File(file),
+                Exported::Fabric(bytes) => Handle::Bytes(bytes.to_vec()),
+            };
+            (Piece::Vmm(memory), handle)
         }
         (Device::Cuda(_), Placement::Device, Sharing::Ipc) => {
             let bytes = IpcMemory::round_up(bytes).ok_or_else(none_left)?;
@@ -173,7 +178,12 @@ fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Re
         (Device::Host, _, Handle::File(file)) | (_, Placement::PinnedHost, Handle::File(file)) => {
             map(one, &MemoryFile::open(file, bytes)?, bytes, placement)?
         }
-        (Device::Cuda(gpu), _, Handle::File(file)) => Piece::Vmm(VmmMemory::open(gpu, file, bytes)?),
+        (Device::Cuda(gpu), _, Handle::File(file)) => {
+            Piece::Vmm(VmmMemory::open(gpu, Exported::File(file), bytes)?)
+        }
+        (Device::Cuda(gpu), _, Handle::Bytes(handle)) if one.sharing == Sharing::Fabric => {
+            Piece::Vmm(VmmMemory::open(gpu, Exported::fabric(&handle)?, bytes)?)
+        }
         (Device::Cuda(gpu), _, Handle::Bytes(handle)) => Piece::IpcOfPeer(IpcMemory::open(gpu, &handle)?),
         (Device::Host, _, Handle::Bytes(_)) => {
             return Err(Error::BackendMismatch { what: "a peer's memory" });

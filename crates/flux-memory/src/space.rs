@@ -1,32 +1,9 @@
 //! Where the ranks of a group live: what symmetric memory is allocated in.
 
-use crate::{Device, Error, Peers, Reach, Result, SymmetricHeap};
+use crate::{Device, Error, Peers, Reach, Result, Sharing, SymmetricHeap, sharing};
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// How processes get at each other's GPU memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Sharing {
-    /// [`Sharing::Vmm`] where all GPUs of the group can, else [`Sharing::Ipc`].
-    #[default]
-    Auto,
-    /// The driver's virtual memory management: allocations are handed over as open files. A peer's mapping keeps them alive.
-    Vmm,
-    /// CUDA IPC handles. Memory may be freed only when no peer has it open: dropping symmetric memory waits for the peers to
-    /// drop theirs.
-    Ipc,
-}
-
-impl Display for Sharing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Sharing::Auto => "auto",
-            Sharing::Vmm => "vmm",
-            Sharing::Ipc => "ipc",
-        })
-    }
-}
 
 /// The ranks among which memory is symmetric: all of this process, or one here and each of its peers in a process of its own.
 /// Not all of them need be able to address each other's ([`Reach`]).
@@ -75,15 +52,7 @@ impl SymmetricSpace {
     /// This process is one rank, on `device`, among `peers`, of which those on one machine address each other's memory.
     /// Collective, as is every allocation in it: all ranks make the same ones, in the same order.
     pub fn among(peers: &Arc<Peers>, device: &Device, sharing: Sharing) -> Result<Self> {
-        let can_vmm = device.as_cuda().is_none_or(|gpu| gpu.shares_by_file());
-        let can = peers.exchange("say how memory can be shared", Ok(vec![u8::from(can_vmm)]))?;
-        let cannot = can.iter().position(|can| can.as_slice() != [1]);
-        let sharing = match (sharing, cannot) {
-            (Sharing::Vmm, Some(rank)) => return Err(Error::NoVmm { rank }),
-            (Sharing::Auto, None) => Sharing::Vmm,
-            (Sharing::Auto, Some(_)) => Sharing::Ipc,
-            (asked, _) => asked,
-        };
+        let sharing = sharing::agree(peers, device, sharing)?;
         if device.as_cuda().is_some() {
             tracing::debug!(%sharing, "how processes share GPU memory");
         }

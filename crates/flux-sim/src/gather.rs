@@ -38,7 +38,7 @@ impl Call<'_> {
             end.max(arrived.all_us)
         });
         let done = done.collect();
-        Ok(self.outcome(done, Some(&moved), timeline))
+        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
     }
 
     /// Row tiles of `height` rows of the order of an AllGather's GEMM, and when each can be computed.

@@ -25,6 +25,8 @@ pub struct Outcome {
     pub total_us: f64,
     /// When each rank is done.
     pub done_us: Vec<f64>,
+    /// Rows and columns of the fused GEMM's tiles.
+    pub tile: Option<(usize, usize)>,
     /// What each link has carried.
     pub links: Vec<LinkBytes>,
     /// What happened when, if the plan asks for it.
@@ -54,10 +56,11 @@ pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Out
     let reduced = match problem.op {
         Op::AgGemm => return call.all_gather(),
         Op::GemmRs => return call.reduce_scatter(),
+        Op::GemmAr if plan.one_shot == Some(true) => return call.one_shot(),
         Op::GemmAr => call.in_two_steps()?,
     };
     let bytes = problem.m.saturating_mul(problem.row_bytes());
-    if bytes <= ONE_SHOT.0 && problem.m <= ONE_SHOT.1 {
+    if plan.one_shot.is_none() && bytes <= ONE_SHOT.0 && problem.m <= ONE_SHOT.1 {
         let one_shot = call.one_shot()?;
         if one_shot.total_us < reduced.total_us {
             return Ok(one_shot);
@@ -188,7 +191,7 @@ impl Call<'_> {
         timeline.sort_by(|a, b| {
             (a.rank, a.begin_us).partial_cmp(&(b.rank, b.begin_us)).unwrap_or(std::cmp::Ordering::Equal)
         });
-        Outcome { total_us, done_us, links, timeline }
+        Outcome { total_us, done_us, tile: None, links, timeline }
     }
 
     pub(crate) fn chunk_bytes<'c>(&'c self, chunks: &'c Chunks) -> impl Fn(usize, usize) -> f64 + 'c {
@@ -211,6 +214,11 @@ impl Call<'_> {
                 end_us,
             });
         }
+    }
+
+    /// The tile of that cut, if there is one GEMM that is fused.
+    pub(crate) fn fused_tile(&self, cut: &Cut) -> Option<(usize, usize)> {
+        (self.plan.path == Path::Fused).then_some((cut.tile.rows, cut.tile.columns))
     }
 
     pub(crate) fn tiles(&self) -> &'static [TileRate] {

@@ -171,6 +171,9 @@ pub struct Plan {
     pub pattern: Option<Pattern>,
     /// How.
     pub style: Style,
+    /// An AllReduce: whether each rank's tiles go to all ranks, which all sum all rows, or each rank sums a shard, and the shards
+    /// are gathered; by default whichever is faster, of results that are small enough for the first.
+    pub one_shot: Option<bool>,
     /// Whether to keep what happens when.
     pub timeline: bool,
 }
@@ -178,6 +181,6 @@ pub struct Plan {
 impl Plan {
     /// A path, with all else as it is by default.
     pub fn new(path: Path) -> Self {
-        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, timeline: false }
+        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, one_shot: None, timeline: false }
     }
 }

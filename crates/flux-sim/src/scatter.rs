@@ -11,6 +11,8 @@ use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
 /// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
 /// first, save 1.2; of eight ranks an eighth is, and saves a quarter of that.
 const STARVED: f64 = 1.4;
+/// Row tiles whose columns flux computes together, so that what is loaded of A and B is used again.
+const SWEPT_TILES: usize = 8;
 
 impl Call<'_> {
     /// A ReduceScatter, and when all have their sums.
@@ -44,10 +46,16 @@ impl Call<'_> {
                 let of = (rank, Activity::Multiply, Some(shard));
                 self.span(&mut timeline, of, (clock.time_of(begin), clock.time_of(end)));
             }
-            self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline)
+            let summed = self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline);
+            match spans.iter().find(|(shard, ..)| *shard == rank) {
+                Some(&(_, begin, _)) if self.folds() => {
+                    summed.max(self.folded_us(rank, &cut, clock.time_of(begin), &schedule, &moved, &chunks))
+                }
+                _ => summed,
+            }
         });
         let done = done.collect();
-        Ok(self.outcome(done, Some(&moved), timeline))
+        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
     }
 
     /// When a rank that has multiplied all by then has summed its shard.
@@ -70,7 +78,7 @@ impl Call<'_> {
         let part = (self.shards.rows(rank) * self.problem.row_bytes()) as f64;
         let begin = multiplied_us.max(arrived);
         self.span(timeline, (rank, Activity::Wait, Some(rank)), (multiplied_us, begin));
-        let end = if self.style().folds_sum && self.plan.path == Path::Fused {
+        let end = if self.folds() {
             // The last part to come is added by itself, the others meanwhile.
             let all = self.memory_us(parts * part);
             (multiplied_us + all).max(arrived + all / parts.max(1.0))
@@ -89,6 +97,41 @@ impl Call<'_> {
     fn joins_meshes(&self) -> bool {
         let (nodes, each) = (self.machine.nodes(), self.machine.node().gpus);
         nodes > 1 && each > 1 && *self.pattern == Pattern::nodes(nodes, &Pattern::full_mesh(each))
+    }
+
+    fn folds(&self) -> bool {
+        self.style().folds_sum && self.plan.path == Path::Fused
+    }
+
+    /// When the rank's own tiles are done, the first of which begins at `begin_us`: each, when it has been multiplied, holds its SM
+    /// until the other ranks' parts of it have come. Wave by wave.
+    fn folded_us(
+        &self,
+        rank: usize,
+        cut: &Cut,
+        begin_us: f64,
+        schedule: &Schedule,
+        moved: &Moved,
+        chunks: &Chunks,
+    ) -> f64 {
+        let (rows, height) = (self.shards.rows(rank), cut.tile.rows);
+        let arrivals = schedule.arrivals(rank).iter().map(|&index| (&schedule.transfers()[index], index));
+        let parts: Vec<(usize, f64)> = arrivals
+            .filter(|(transfer, _)| transfer.shard == rank)
+            .map(|(transfer, index)| {
+                (chunks.rows(rank, transfer.chunk).start - chunks.rows(rank, 0).start, moved.spans[index].1)
+            })
+            .collect();
+        let arrived = |rows: usize| {
+            let of_rows = parts.iter().filter(|&&(first, _)| first < rows);
+            of_rows.fold(0.0_f64, |last, &(_, end)| last.max(end))
+        };
+        let units = cut.units(self.rows_computed(rows, height) / height, self.problem.n);
+        let swept = cut.units(SWEPT_TILES, self.problem.n).max(1);
+        (0..units).step_by(cut.sms.max(1)).fold(begin_us, |end, first| {
+            let last = (first + cut.sms).min(units) - 1;
+            (end + cut.part_us).max(arrived((last / swept + 1) * SWEPT_TILES * height))
+        })
     }
 
     fn order(&self, schedule: &Schedule, rank: usize) -> Vec<usize> {

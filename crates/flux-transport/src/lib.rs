@@ -30,7 +30,7 @@ pub use flux_swizzle::{End, Pattern, Taper};
 pub use launch_environment::{LaunchEnvironment, LaunchError, Launcher, Master};
 pub use levels::{NodeSum, SumSlots, check_two_levels};
 pub use link::{Members, SignalLoss};
-pub use nccl::{NcclExchange, SMS_FOR_NCCL};
+pub use nccl::{NcclCollectives, NcclExchange, SMS_FOR_NCCL, SummandType};
 pub use nvshmem::Nvshmem;
 pub use put_exchange::{Put, PutExchange};
 pub use relay::Target;

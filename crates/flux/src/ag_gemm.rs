@@ -8,11 +8,12 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased, check_call, kernel_size};
 use crate::epilogue::{self, check_bias};
 use crate::plan::{self, Path, PathChoice, PathPreference};
+use crate::planner::{Explain, OpKind, Planner};
 use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
-use crate::{Group, Matrix, OpSpec, Result};
+use crate::{Group, Matrix, OpSpec, Result, tuner};
 use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
 use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::{Pattern, Shards, Taper, TileOrder, TileShape};
@@ -23,7 +24,7 @@ use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 pub struct AgGemm {
     spec: OpSpec,
     op: u32,
-    chunk_rows: usize,
+    planner: Planner,
     tile: TileShape,
     /// The columns of C.
     columns: Shards,
@@ -55,6 +56,7 @@ impl AgGemm {
     /// Allocates, for every rank, the gathered rows (`max_m · K` elements, and `max_m` scales if they can have any), the signals and the schedules, and loads the
     /// kernels. Calls allocate nothing on a GPU. SwiGLU needs an even n.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        tuner::lazily(group, OpKind::AgGemm, &spec)?;
         group.together("ag-gemm", &spec, || Self::build(group, spec.clone()))
     }
 
@@ -65,9 +67,11 @@ impl AgGemm {
         let shards = Shards::new(spec.max_m, world_size)?;
         let columns = Shards::new(epilogue::columns(&spec)?, world_size)?;
         let row_bytes = spec.k * spec.dtype.bytes();
-        let chunk_rows = spec.chunk_rows(row_bytes, shards.max_rows());
+        let planner = Planner::new(group, OpKind::AgGemm, &spec)?;
+        let built = planner.built();
+        let chunk_rows = built.chunk_rows;
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
-        let (max_rows, direction) = (spec.max_m, spec.direction);
+        let (max_rows, direction) = (spec.max_m, built.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
         let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true, to_slots: false };
@@ -86,7 +90,7 @@ impl AgGemm {
             signal_loss,
         };
         let mut gather = AllGather::new(KernelPush::boxed(spec.push, group), group.members(), gather)?;
-        if spec.path == PathPreference::Chunked {
+        if matches!(spec.path, PathPreference::Auto | PathPreference::Chunked) {
             gather.watch_shards(group.members())?;
         }
         let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
@@ -95,7 +99,7 @@ impl AgGemm {
             Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
         })?;
         let state = OpState::new(group, schedules)?;
-        Ok(Self { spec, op, chunk_rows, tile, columns, gather, state, group: group.clone() })
+        Ok(Self { spec, op, planner, tile, columns, gather, state, group: group.clone() })
     }
 
     pub(crate) const fn group(&self) -> &Group {
@@ -134,8 +138,13 @@ impl AgGemm {
     }
 
     /// Rows in which a shard travels, but for what [`OpSpec::taper`] cuts finer.
-    pub const fn chunk_rows(&self) -> usize {
-        self.chunk_rows
+    pub fn chunk_rows(&self) -> usize {
+        self.planner.built().chunk_rows
+    }
+
+    /// How calls of `m` rows go, and why.
+    pub fn explain(&self, m: usize) -> Result<Explain> {
+        self.planner.explain(m)
     }
 
     /// `rank`'s gathered A `[m, K]` of the last call that was not [`Path::Local`], valid on the call's stream until the
@@ -212,9 +221,8 @@ impl Phased for AgGemm {
         call.scales.check(dtype, self.rows(rank, call.m).len(), weight_rows)?;
         check_bias(call.bias, weight_rows, dtype.result())?;
         call.c.check("C", call.m, self.columns(rank).len(), dtype.result())?;
-        let shards = Shards::new(call.m, self.state.world_size())?;
         let terms = Terms { m: call.m, row_scales: call.scales.of_rows().is_some() };
-        Ok((terms, plan::choose(self.spec.path, &shards, self.tile)))
+        Ok((terms, plan::choice(self.planner.choose(call.m)?)))
     }
 
     unsafe fn phase(

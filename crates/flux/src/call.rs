@@ -1,7 +1,7 @@
 //! What the operations have in common: how they are specified, and how a call is checked.
 
 use crate::agreement::{Agreement, Terms};
-use crate::plan::{self, Path, PathChoice};
+use crate::plan::{Path, PathChoice};
 use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, Levels, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
@@ -29,8 +29,8 @@ pub struct OpSpec {
     pub activation: Activation,
     /// Which way calls go.
     pub path: PathPreference,
-    /// Who moves data between ranks: the sender or the receiver.
-    pub direction: Direction,
+    /// Who moves data between ranks, the sender or the receiver; by default whichever is expected to be faster.
+    pub direction: Option<Direction>,
     /// Who sends to whom, and so in which order tiles are computed. What is summed goes straight to its owner, whatever the order, or
     /// between nodes in two levels ([`OpSpec::levels`]).
     pub order: Order,
@@ -42,7 +42,7 @@ pub struct OpSpec {
     pub summation: Summation,
     /// [`crate::GemmRs`], and [`crate::GemmAr`] in two steps: whether what goes to another node is summed in its own before.
     pub levels: Levels,
-    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, and over a slow link finer at one end
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better, and over a slow link finer at one end
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
     pub chunk_rows: Option<usize>,
@@ -57,6 +57,9 @@ pub struct OpSpec {
     /// shard of the rows, and the shards are gathered. By default as many as fit into 1 MiB, at most 256: what is sent in
     /// excess then takes no longer than gathering takes to begin. 0: none; `max_m`: all.
     pub one_shot_rows: Option<usize>,
+    /// For how many rows calls are measured when the operation is built ([`crate::tune`]), unless they have been before. None by
+    /// default: it takes seconds.
+    pub tune_rows: Vec<usize>,
 }
 
 impl OpSpec {
@@ -69,7 +72,7 @@ impl OpSpec {
             dtype,
             activation: Activation::None,
             path: PathPreference::Auto,
-            direction: Direction::Push,
+            direction: None,
             order: Order::Auto,
             push: Push::Auto,
             delivery: Delivery::Auto,
@@ -79,6 +82,7 @@ impl OpSpec {
             taper: None,
             keep_gathered: false,
             one_shot_rows: None,
+            tune_rows: Vec::new(),
         }
     }
 }
@@ -90,11 +94,6 @@ impl OpSpec {
             kernel_size(what, extent)?;
         }
         Ok(())
-    }
-
-    /// Rows of a chunk of at most `shard_rows` rows of `row_bytes` bytes, unless the caller says.
-    pub(crate) fn chunk_rows(&self, row_bytes: usize, shard_rows: usize) -> usize {
-        self.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, shard_rows))
     }
 }
 

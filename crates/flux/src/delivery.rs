@@ -9,7 +9,7 @@ use flux_memory::Backend;
 /// nodes, is relayed, unless the GEMM can put it there: with [`crate::Transport::Nvshmem`], if [`Delivery::Direct`] is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// Relayed where the slots lie in pinned host memory, or on several GPUs; direct where all ranks share one GPU, whose
+    /// What was measured, or is clearly expected, to be faster. Where nothing speaks for either: relayed where the slots lie in pinned host memory, or on several GPUs; direct where all ranks share one GPU, whose
     /// SMs copies would need, and on the host.
     #[default]
     Auto,
@@ -44,6 +44,8 @@ pub(crate) enum Choice {
     RelayedAsAsked,
     RelayedToHostMemory,
     RelayedToOtherGpus,
+    DirectAsPlanned,
+    RelayedAsPlanned,
 }
 
 impl Choice {
@@ -62,16 +64,26 @@ impl Choice {
         }
     }
 
+    /// What the planner has found to be better than what usually is.
+    pub(crate) const fn planned(delivery: Delivery) -> Self {
+        match delivery {
+            Delivery::Relayed => Choice::RelayedAsPlanned,
+            Delivery::Direct | Delivery::Auto => Choice::DirectAsPlanned,
+        }
+    }
+
     /// Never [`Delivery::Auto`].
     pub(crate) const fn delivery(self) -> Delivery {
         match self {
             Choice::DirectAsAsked
             | Choice::PutAsAsked
             | Choice::DirectOnTheHost
-            | Choice::DirectWithinAGpu => Delivery::Direct,
-            Choice::RelayedAsAsked | Choice::RelayedToHostMemory | Choice::RelayedToOtherGpus => {
-                Delivery::Relayed
-            }
+            | Choice::DirectWithinAGpu
+            | Choice::DirectAsPlanned => Delivery::Direct,
+            Choice::RelayedAsAsked
+            | Choice::RelayedToHostMemory
+            | Choice::RelayedToOtherGpus
+            | Choice::RelayedAsPlanned => Delivery::Relayed,
         }
     }
 }
@@ -98,6 +110,10 @@ macro_rules! with_delivery {
             $crate::delivery::Choice::DirectWithinAGpu => {
                 concat!($why, "; tiles are delivered directly: within a GPU, copies would take SMs")
             }
+            $crate::delivery::Choice::DirectAsPlanned => {
+                concat!($why, "; tiles are delivered directly, as planned")
+            }
+            $crate::delivery::Choice::RelayedAsPlanned => concat!($why, "; tiles are relayed, as planned"),
             $crate::delivery::Choice::RelayedAsAsked => concat!($why, "; tiles are relayed, as asked"),
             $crate::delivery::Choice::RelayedToHostMemory => {
                 concat!($why, "; tiles are relayed: stores to host memory would hold up the GEMM")

@@ -30,6 +30,23 @@ pub enum Error {
         /// Ranks of the group.
         world_size: usize,
     },
+    /// The simulator does not take a machine.
+    #[error(transparent)]
+    Simulation(#[from] flux_sim::Error),
+    /// Nothing can be planned for a machine.
+    #[error("nothing can be planned for this machine: {reason}")]
+    NoMachine {
+        /// Why.
+        reason: String,
+    },
+    /// What was measured cannot be kept.
+    #[error("what was measured cannot be kept in {path:?}: {reason}")]
+    TuningCache {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The processes of a group did not find each other.
     #[error(transparent)]
     Rendezvous(#[from] flux_transport::RendezvousError),
@@ -117,6 +134,12 @@ pub enum Error {
     NoSuchTransport {
         /// What was given.
         name: String,
+    },
+    /// NCCL was to sum elements that it cannot sum.
+    #[error("collectives sum bf16 and f16, not {dtype}; sum results, which are of `DType::result`")]
+    NotSummable {
+        /// What was given.
+        dtype: flux_launch::DType,
     },
     /// A number of nodes that one machine cannot be made to look like.
     #[error(

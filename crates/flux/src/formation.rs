@@ -162,6 +162,7 @@ fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)>
         fake_nodes,
         gpu: _,
         trace,
+        tuning: _, // rank 0's counts
         signal_loss,
     } = config;
     vec![

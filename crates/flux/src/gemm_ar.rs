@@ -15,10 +15,11 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
+use crate::planner::{Explain, OpKind, Planner};
 use crate::push::KernelPush;
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Levels, Matrix, OpSpec, Result, Scales};
+use crate::{Group, Levels, Matrix, OpSpec, Result, Scales, tuner};
 use flux_memory::{Address, PerRank, Placement, Stream};
 use flux_swizzle::{Pattern, Shards, Taper, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Direction, TransferLog};
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct GemmAr {
     spec: OpSpec,
+    planner: Planner,
     one_shot_rows: usize,
     /// The most rows of a call in two steps; 0 if there are none.
     gathered_rows: usize,
@@ -72,6 +74,7 @@ impl GemmAr {
     /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU. Activations are
     /// refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        tuner::lazily(group, OpKind::GemmAr, &spec)?;
         group.together("gemm-ar", &spec, || Self::build(group, spec.clone()))
     }
 
@@ -79,18 +82,18 @@ impl GemmAr {
         spec.check()?;
         check_no_activation("gemm-ar", &spec)?;
         let row_bytes = spec.n * spec.dtype.result().bytes();
-        let one_shot_rows =
-            spec.one_shot_rows.unwrap_or_else(|| plan::one_shot_rows(row_bytes)).min(spec.max_m);
+        let planner = Planner::new(group, OpKind::GemmAr, &spec)?;
+        let built = planner.built();
+        let one_shot_rows = built.one_shot_rows;
         let gathered_rows = if spec.max_m > one_shot_rows { spec.max_m } else { 0 };
         let op = group.register(format!("gemm-ar (n {}, k {})", spec.n, spec.k));
-        let one_shot = Reduction::new(group, &spec, op, one_shot_rows, Owners::All)?;
-        let scattered = Reduction::new(group, &spec, op, gathered_rows, Owners::Shards)?;
-        let max_shard_rows = Shards::new(spec.max_m, group.world_size())?.max_rows();
-        let chunk_rows = spec.chunk_rows(row_bytes, max_shard_rows);
+        let one_shot = Reduction::new(group, &spec, built, (op, one_shot_rows, Owners::All))?;
+        let scattered = Reduction::new(group, &spec, built, (op, gathered_rows, Owners::Shards))?;
+        let chunk_rows = built.chunk_rows;
         // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
         let direction = match group.config().peer_memory {
             Placement::PinnedHost => Direction::Pull,
-            Placement::Device => spec.direction,
+            Placement::Device => built.direction,
         };
         // Who waits for a shard waits for a rank that may itself be waiting for a tile.
         let mut members = group.members().clone();
@@ -119,6 +122,7 @@ impl GemmAr {
         let group = group.clone();
         Ok(Self {
             spec,
+            planner,
             one_shot_rows,
             gathered_rows,
             chunk_rows,
@@ -168,6 +172,11 @@ impl GemmAr {
     /// The most rows of a call that goes one-shot.
     pub const fn one_shot_rows(&self) -> usize {
         self.one_shot_rows
+    }
+
+    /// How calls of `m` rows go, and why.
+    pub fn explain(&self, m: usize) -> Result<Explain> {
+        self.planner.explain(m)
     }
 
     /// What calls write to on their way to C, each with its size in bytes: `rank`'s slots of one-shot calls, those of calls in
@@ -238,10 +247,9 @@ impl Phased for GemmAr {
     fn check(&self, rank: usize, call: &GemmArCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         self.scattered.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
         call.c.check("C", call.m, self.spec.n, self.spec.dtype.result())?;
-        let shards = Shards::new(call.m, self.state.world_size())?;
-        let (delivery, rows) = (self.scattered.delivery(), self.one_shot_rows);
+        let (delivery, one_shot) = (self.scattered.delivery(), call.m <= self.one_shot_rows);
         let terms = Terms { m: call.m, row_scales: false };
-        Ok((terms, plan::choose_all_reduce(self.spec.path, delivery, rows, &shards, self.tile())))
+        Ok((terms, plan::all_reduce(self.planner.choose(call.m)?, delivery, one_shot)))
     }
 
     unsafe fn phase(

@@ -9,17 +9,19 @@ use crate::agreement::Terms;
 use crate::call::{self, OpState, Phase, Phased};
 use crate::epilogue::check_no_activation;
 use crate::plan::{self, Path, PathChoice};
+use crate::planner::{Explain, OpKind, Planner};
 use crate::reduction::{Owners, Partial, Reduction};
 use crate::schedules::Schedules;
-use crate::{Group, Levels, Matrix, OpSpec, Result, Scales};
+use crate::{Group, Levels, Matrix, OpSpec, Result, Scales, tuner};
 use flux_memory::{Address, Stream};
-use flux_swizzle::{Pattern, Shards, TileShape};
+use flux_swizzle::{Pattern, TileShape};
 use flux_transport::TransferLog;
 
 /// GEMM + ReduceScatter, built once for a layer and called with any number of rows up to its maximum.
 #[derive(Debug)]
 pub struct GemmRs {
     spec: OpSpec,
+    planner: Planner,
     reduction: Reduction,
     state: OpState,
     /// Last, so that it is dropped last: its kernels are unloaded when all that runs has ended.
@@ -50,6 +52,7 @@ impl GemmRs {
     /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
     /// nothing on a GPU. Activations are refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
+        tuner::lazily(group, OpKind::GemmRs, &spec)?;
         group.together("gemm-rs", &spec, || Self::build(group, spec.clone()))
     }
 
@@ -57,9 +60,10 @@ impl GemmRs {
         spec.check()?;
         check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
-        let reduction = Reduction::new(group, &spec, op, spec.max_m, Owners::Shards)?;
+        let planner = Planner::new(group, OpKind::GemmRs, &spec)?;
+        let reduction = Reduction::new(group, &spec, planner.built(), (op, spec.max_m, Owners::Shards))?;
         let state = OpState::new(group, reduction.schedules(&spec)?)?;
-        Ok(Self { spec, reduction, state, group: group.clone() })
+        Ok(Self { spec, planner, reduction, state, group: group.clone() })
     }
 
     pub(crate) const fn group(&self) -> &Group {
@@ -99,6 +103,11 @@ impl GemmRs {
     /// Rows in which a shard travels, unless the GEMM sends its tiles.
     pub const fn chunk_rows(&self) -> usize {
         self.reduction.chunk_rows()
+    }
+
+    /// How calls of `m` rows go, and why.
+    pub fn explain(&self, m: usize) -> Result<Explain> {
+        self.planner.explain(m)
     }
 
     /// `rank`'s slots `[slots, rows of the largest shard, pitch]`, into which its peers write: one for each rank, and in two levels
@@ -164,10 +173,9 @@ impl Phased for GemmRs {
     fn check(&self, rank: usize, call: &GemmRsCall, stream: &Stream) -> Result<(Terms, PathChoice)> {
         self.reduction.check(rank, call.m, (call.a, call.b, call.scales, call.bias), stream)?;
         call.c.check("C", self.rows(rank, call.m).len(), self.spec.n, self.spec.dtype.result())?;
-        let shards = Shards::new(call.m, self.state.world_size())?;
         let delivery = self.reduction.delivery();
         let terms = Terms { m: call.m, row_scales: false };
-        Ok((terms, plan::choose_reduce_scatter(self.spec.path, delivery, &shards, self.tile())))
+        Ok((terms, plan::reduce_scatter(self.planner.choose(call.m)?, delivery)))
     }
 
     unsafe fn phase(

@@ -1,6 +1,8 @@
 //! A group of ranks, and the devices that they live on.
 
 use crate::formation::{self, Formed};
+use crate::planner::{Layer, Surroundings};
+use crate::tuner::{Cache, Entry};
 use crate::{Error, OpSpec, Result, Transport};
 use flux_launch::Launcher;
 use flux_memory::{
@@ -10,7 +12,8 @@ use flux_memory::{
 use flux_transport::{Members, Nvshmem, SignalLoss};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Which backend a group is to run on.
@@ -56,6 +59,9 @@ pub struct GroupConfig {
     /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, on GPUs only bf16 can be
     /// traced, and calls cannot be captured into CUDA graphs.
     pub trace: bool,
+    /// The file that says how calls go best, as far as that was measured, and that [`crate::tune`] adds to; without one, what is
+    /// measured is known to this group alone. Among processes, rank 0's counts. What is wrong with it is a warning, never a failure.
+    pub tuning: Option<PathBuf>,
     /// A fault to rehearse: all data signals of one rank to another are lost. For tests.
     pub signal_loss: Option<SignalLoss>,
 }
@@ -72,6 +78,7 @@ impl Default for GroupConfig {
             fake_nodes: None,
             gpu: None,
             trace: false,
+            tuning: None,
             signal_loss: None,
         }
     }
@@ -93,6 +100,9 @@ struct Inner {
     formed: Formed,
     ops: Mutex<Vec<Registered>>,
     turns: Turns,
+    surroundings: OnceLock<Surroundings>,
+    /// What was measured; read when it is first asked for.
+    cache: Mutex<Option<Arc<Cache>>>,
 }
 
 /// What a fault says of an operation.
@@ -154,7 +164,14 @@ impl Group {
             all: RwLock::default(),
             ranks: PerRank::new(formed.members.local_ranks(), |_| Mutex::default()),
         };
-        let group = Self(Arc::new(Inner { config, formed, ops: Mutex::default(), turns }));
+        let group = Self(Arc::new(Inner {
+            config,
+            formed,
+            ops: Mutex::default(),
+            turns,
+            surroundings: OnceLock::new(),
+            cache: Mutex::default(),
+        }));
         tracing::debug!(
             world_size = group.world_size(),
             local_ranks = ?group.local_ranks(),
@@ -315,6 +332,42 @@ impl Group {
             None => build(),
             Some(peers) => peers.together(&format!("build {name} of {spec:?}"), build),
         }
+    }
+
+    /// What this process knows of its machine: found out once.
+    pub(crate) fn surroundings(&self) -> Result<&Surroundings> {
+        if let Some(found) = self.0.surroundings.get() {
+            return Ok(found);
+        }
+        let found = Surroundings::find(self)?;
+        Ok(self.0.surroundings.get_or_init(|| found))
+    }
+
+    /// What was measured.
+    pub(crate) fn cache(&self) -> Arc<Cache> {
+        let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = || Arc::new(self.0.config.tuning.as_deref().map(Cache::read).unwrap_or_default());
+        Arc::clone(cache.get_or_insert_with(read))
+    }
+
+    /// What was measured of a layer.
+    pub(crate) fn tuned(&self, layer: &Layer) -> Result<Vec<Entry>> {
+        let key = self.surroundings()?.key(self, layer, 0);
+        Ok(self.cache().of_layer(&key))
+    }
+
+    /// Keeps what was measured: rank 0's process also in the file. One that cannot be written to costs a warning, and is not lost
+    /// to this group.
+    pub(crate) fn learn(&self, entry: &Entry) {
+        let mut known = Cache::clone(&self.cache());
+        known.add(entry.clone());
+        if let Some(path) = self.0.config.tuning.as_deref().filter(|_| self.local_ranks().start == 0) {
+            match Cache::write(path, std::slice::from_ref(entry)) {
+                Ok(written) => known = written,
+                Err(error) => tracing::warn!(%error, "what was measured is known to this group alone"),
+            }
+        }
+        *self.0.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(known));
     }
 
     /// Numbers an operation, so that a fault can name it.

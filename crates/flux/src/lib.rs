@@ -3,6 +3,7 @@
 mod ag_gemm;
 mod agreement;
 mod call;
+mod collectives;
 mod cudarc;
 mod delivery;
 mod epilogue;
@@ -16,6 +17,7 @@ mod levels;
 mod operation;
 mod order;
 mod plan;
+mod planner;
 mod push;
 mod puts;
 mod reduction;
@@ -25,11 +27,13 @@ mod summation;
 mod taper;
 mod trace;
 mod transport;
+mod tuner;
 mod whole;
 
 pub use self::cudarc::{CudarcScale, CudarcScales};
 pub use ag_gemm::{AgGemm, AgGemmCall};
 pub use call::{Matrix, OpSpec};
+pub use collectives::Collectives;
 pub use delivery::Delivery;
 pub use error::Error;
 pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
@@ -46,12 +50,16 @@ pub use levels::Levels;
 pub use operation::{OperandParts, Operation, Part};
 pub use order::Order;
 pub use plan::{Path, PathChoice, PathPreference};
+pub use planner::{
+    Candidate, Explain, OpKind, Plan, PlanSource, Verdict, explain, explain_on, explain_on_topology,
+};
 pub use push::Push;
 pub use scales::{Scale, Scales};
 pub use summation::Summation;
 pub use taper::Overlap;
 pub use trace::{CallTrace, TransferTrace};
 pub use transport::Transport;
+pub use tuner::{Entry, Key, Loss, Measured, TuneConfig, TuneOutcome, TuneProgress, tune};
 pub use whole::Whole;
 
 /// The result of everything here that can fail.

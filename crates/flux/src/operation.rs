@@ -1,8 +1,8 @@
 //! The operations as seen from outside: which rank holds which part of the whole matrices, and a call of all ranks.
 
 use crate::{
-    Address, AgGemm, AgGemmCall, CallTrace, GemmAr, GemmArCall, GemmRs, GemmRsCall, Levels, Matrix, OpSpec,
-    PathChoice, Pattern, Result, Scales, Stream,
+    Address, AgGemm, AgGemmCall, CallTrace, Explain, GemmAr, GemmArCall, GemmRs, GemmRsCall, Levels, Matrix,
+    OpSpec, PathChoice, Pattern, Result, Scales, Stream,
 };
 use std::ops::Range;
 
@@ -81,6 +81,8 @@ pub trait Operation: sealed::Sealed {
         parts: &[OperandParts],
         streams: &[&Stream],
     ) -> Result<PathChoice>;
+    /// How calls of `m` rows go, and why.
+    fn explain(&self, m: usize) -> Result<Explain>;
     /// What each rank's last call did, and when: as the operation's own `traces`.
     fn traces(&self) -> Result<Vec<CallTrace>>;
 }
@@ -130,6 +132,10 @@ impl Operation for AgGemm {
         unsafe { self.enqueue_all(&calls, streams) }
     }
 
+    fn explain(&self, m: usize) -> Result<Explain> {
+        AgGemm::explain(self, m)
+    }
+
     fn traces(&self) -> Result<Vec<CallTrace>> {
         AgGemm::traces(self)
     }
@@ -168,6 +174,10 @@ impl Operation for GemmRs {
         let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
+    }
+
+    fn explain(&self, m: usize) -> Result<Explain> {
+        GemmRs::explain(self, m)
     }
 
     fn traces(&self) -> Result<Vec<CallTrace>> {
@@ -209,6 +219,10 @@ impl Operation for GemmAr {
         let calls: Vec<_> = parts.iter().map(call).collect();
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all(&calls, streams) }
+    }
+
+    fn explain(&self, m: usize) -> Result<Explain> {
+        GemmAr::explain(self, m)
     }
 
     fn traces(&self) -> Result<Vec<CallTrace>> {

@@ -46,31 +46,33 @@ impl FromStr for Order {
 }
 
 impl Order {
+    /// How `world_size` ranks exchange their shards in this order, if that does not depend on where they are.
+    pub(crate) fn given(&self, world_size: usize) -> Result<Option<Pattern>> {
+        Ok(match self {
+            Order::Auto => None,
+            Order::FullMesh => Some(Pattern::full_mesh(world_size)),
+            Order::Ring => Some(Pattern::ring(world_size)),
+            Order::Of(pattern) => match pattern.world_size()? {
+                ranks if ranks == world_size => Some(pattern.clone()),
+                ranks => return Err(Error::OtherOrder { order: self.to_string(), ranks, world_size }),
+            },
+        })
+    }
+
     /// How the ranks of `group` exchange their shards, moved by whom `direction` says, in this order.
     pub(crate) fn pattern(&self, group: &Group, direction: Direction) -> Result<Pattern> {
         let world_size = group.world_size();
+        if let Some(given) = self.given(world_size)? {
+            return Ok(given);
+        }
         let reach = group.members().space.reach();
-        Ok(match self {
-            Order::FullMesh => Pattern::full_mesh(world_size),
-            Order::Ring => Pattern::ring(world_size),
-            Order::Of(pattern) => match pattern.world_size() {
-                Ok(ranks) if ranks == world_size => pattern.clone(),
-                Ok(ranks) => return Err(Error::OtherOrder { order: self.to_string(), ranks, world_size }),
-                Err(error) => return Err(error.into()),
-            },
-            Order::Auto => {
-                let addressed = reach.nodes().iter().all(|node| reach.of_rank(node.start) == *node);
-                let passes_on =
-                    direction == Direction::Push && group.config().peer_memory == Placement::Device;
-                match reach.nodes() {
-                    nodes if nodes.len() > 1 && nodes.len() < world_size && addressed && passes_on => {
-                        Pattern::Nested(
-                            nodes.iter().map(|node| Pattern::Mesh(node.clone().collect())).collect(),
-                        )
-                    }
-                    _ => Pattern::full_mesh(world_size),
-                }
+        let addressed = reach.nodes().iter().all(|node| reach.of_rank(node.start) == *node);
+        let passes_on = direction == Direction::Push && group.config().peer_memory == Placement::Device;
+        Ok(match reach.nodes() {
+            nodes if nodes.len() > 1 && nodes.len() < world_size && addressed && passes_on => {
+                Pattern::Nested(nodes.iter().map(|node| Pattern::Mesh(node.clone().collect())).collect())
             }
+            _ => Pattern::full_mesh(world_size),
         })
     }
 }

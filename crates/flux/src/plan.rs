@@ -1,8 +1,8 @@
 //! Which way a call goes, and why.
 
 use crate::delivery::{self, with_delivery};
+use crate::planner::{Chosen, PlanSource};
 use crate::{Delivery, Summation};
-use flux_swizzle::{Shards, TileShape};
 
 /// A shard travels at once if it can: over NVLink finer chunks took 0.4 to 0.7 % longer (measured on two H200s), and each
 /// costs the host a few µs. But what waits for a chunk waits for all of it, so there is a limit.
@@ -23,7 +23,7 @@ const ONE_SHOT_ROWS: usize = 256;
 /// What the caller wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PathPreference {
-    /// Whichever is expected to be faster.
+    /// Whichever was measured to be the fastest ([`crate::tune`]), or is expected to be.
     #[default]
     Auto,
     /// Communication inside the GEMM, whatever the size.
@@ -74,87 +74,71 @@ pub struct PathChoice {
     /// Where they were summed, never [`Summation::Auto`]: [`Summation::Folded`] if by every rank that was called; none if
     /// tiles did not go by themselves.
     pub summation: Option<Summation>,
-    /// The reason, for people.
+    /// Who has decided it.
+    pub source: PlanSource,
+    /// The reason, for people; [`crate::AgGemm::explain`] and its like say more.
     pub why: &'static str,
 }
 
-/// Fused tiles never straddle two shards, so shards that fill less than half a tile would have the GEMM compute mostly
-/// padding: those go unfused.
-pub(crate) fn choose(preference: PathPreference, shards: &Shards, tile: TileShape) -> PathChoice {
-    let (path, why) = match preference {
-        PathPreference::Fused => (Path::Fused, "as asked"),
-        PathPreference::Unfused => (Path::Unfused, "as asked"),
-        PathPreference::Chunked => (Path::Chunked, "as asked"),
-        PathPreference::CommunicationOnly => (Path::CommunicationOnly, "as asked"),
-        PathPreference::Auto if shards.world_size() == 1 => {
-            (Path::Local, "one rank has nothing to communicate")
-        }
-        PathPreference::Auto if 2 * shards.max_rows() < tile.rows => {
-            (Path::Unfused, "a shard fills less than half a tile, and fused tiles do not straddle shards")
-        }
-        PathPreference::Auto => (Path::Fused, "shards fill their tiles"),
+/// The way that was planned for calls of an AllGather+GEMM.
+pub(crate) fn choice(chosen: Chosen) -> PathChoice {
+    let Chosen { path, source, pads } = chosen;
+    let why = match (path, source) {
+        (Path::Local, _) => "one rank has nothing to communicate",
+        (_, PlanSource::Forced) => "as asked",
+        (_, PlanSource::Tuned) => "measured to be the fastest",
+        (Path::Unfused, PlanSource::Model) if pads => PADS,
+        (_, PlanSource::Model) => "expected to be the fastest",
     };
-    PathChoice { path, delivery: None, summation: None, why }
+    PathChoice { path, delivery: None, summation: None, source, why }
 }
 
-/// ReduceScatter: as [`choose`] says; fused, tiles are delivered in one of two ways.
-pub(crate) fn choose_reduce_scatter(
-    preference: PathPreference,
-    delivery: delivery::Choice,
-    shards: &Shards,
-    tile: TileShape,
-) -> PathChoice {
-    let choice = choose(preference, shards, tile);
+const PADS: &str = "a shard fills less than half a tile, and fused tiles do not straddle shards";
+
+/// The same of a GEMM+ReduceScatter: fused, tiles are delivered in one of two ways.
+pub(crate) fn reduce_scatter(chosen: Chosen, delivery: delivery::Choice) -> PathChoice {
+    let choice = choice(chosen);
     if choice.path != Path::Fused {
         return choice;
     }
-    let why = match preference {
-        PathPreference::Auto => with_delivery!("shards fill their tiles", delivery),
-        _ => with_delivery!("as asked", delivery),
+    let why = match chosen.source {
+        PlanSource::Forced => with_delivery!("as asked", delivery),
+        PlanSource::Tuned => with_delivery!("measured to be the fastest", delivery),
+        PlanSource::Model => with_delivery!("expected to be the fastest", delivery),
     };
     PathChoice { delivery: Some(delivery.delivery()), why, ..choice }
 }
 
-/// AllReduce: few rows go one-shot, whose tiles straddle no shards, because there are none; nor can shards go one by one.
-/// More rows go in two steps: as [`choose`] says, and then gathered.
-pub(crate) fn choose_all_reduce(
-    preference: PathPreference,
-    delivery: delivery::Choice,
-    one_shot_rows: usize,
-    shards: &Shards,
-    tile: TileShape,
-) -> PathChoice {
-    let one_shot = shards.total() <= one_shot_rows;
-    let PathChoice { path, why, .. } = choose(preference, shards, tile);
-    let (path, why) = match (preference, path, one_shot) {
-        (_, Path::Local, _) => (path, why),
-        (PathPreference::Auto, _, true) => {
-            (Path::Fused, "few rows: tiles go to all ranks at once, and each sums all rows itself")
+/// The same of a GEMM+AllReduce: one-shot, tiles straddle no shards, because there are none, nor can shards go one by one; in two
+/// steps, they are summed by their owners, and then gathered.
+pub(crate) fn all_reduce(chosen: Chosen, delivery: delivery::Choice, one_shot: bool) -> PathChoice {
+    let choice = choice(chosen);
+    let (path, source) = (choice.path, choice.source);
+    let fused = path == Path::Fused;
+    let why = match (path, source) {
+        (Path::Local, _) => choice.why,
+        (Path::Unfused, PlanSource::Model) if chosen.pads && !one_shot => PADS,
+        (_, PlanSource::Forced) if one_shot => "as asked; few rows, so every rank sums all rows itself",
+        (Path::Fused, _) if one_shot => {
+            "few rows: tiles go to all ranks at once, and each sums all rows itself"
         }
-        (PathPreference::Auto, Path::Fused, false) => (
-            path,
-            with_delivery!(
-                "shards fill their tiles: tiles go to the rows' owners, whose sums are gathered",
-                delivery
-            ),
-        ),
-        (PathPreference::Auto, _, false) => (path, why),
-        (PathPreference::Chunked, _, true) => (
-            Path::Unfused,
-            "few rows, so every rank sums all rows itself: there are no shards to go one by one",
-        ),
-        (_, _, true) => (path, "as asked; few rows, so every rank sums all rows itself"),
-        (PathPreference::Fused, _, false) => (
-            path,
+        (_, _) if one_shot => "few rows, so every rank sums all rows itself, after the GEMM",
+        (Path::Fused, PlanSource::Forced) => {
             with_delivery!(
                 "as asked; each rank sums a shard of the rows, and the shards are gathered",
                 delivery
-            ),
-        ),
-        (_, _, false) => (path, "as asked; each rank sums a shard of the rows, and the shards are gathered"),
+            )
+        }
+        (Path::Fused, _) => {
+            with_delivery!("tiles go to the rows' owners, whose sums are gathered", delivery)
+        }
+        (_, PlanSource::Forced) => {
+            "as asked; each rank sums a shard of the rows, and the shards are gathered"
+        }
+        (_, _) => "each rank sums a shard of the rows, and the shards are gathered",
     };
     let delivery = if one_shot { Delivery::Direct } else { delivery.delivery() };
-    PathChoice { path, delivery: (path == Path::Fused).then_some(delivery), summation: None, why }
+    PathChoice { delivery: fused.then_some(delivery), why, ..choice }
 }
 
 /// The most rows that are reduced one-shot, if the caller does not say.
@@ -173,54 +157,28 @@ pub(crate) fn chunk_rows(row_bytes: usize, max_shard_rows: usize) -> usize {
 mod tests {
     use super::*;
 
-    const TILE: TileShape = TileShape { rows: 128, columns: 128 };
-
     #[test]
-    fn auto_fuses_when_shards_fill_their_tiles() {
-        for (m, world_size, path) in [
-            (1, 1, Path::Local),
-            (8192, 1, Path::Local),
-            (8, 8, Path::Unfused),
-            (504, 8, Path::Unfused),
-            (512, 8, Path::Fused),
-            (8192, 8, Path::Fused),
-            (0, 2, Path::Unfused),
+    fn a_choice_says_who_made_it_and_why() {
+        use PlanSource::{Forced, Model, Tuned};
+        let relayed = delivery::Choice::RelayedToOtherGpus;
+        for (path, source, pads, why) in [
+            (Path::Local, Model, false, "one rank"),
+            (Path::Fused, Model, false, "expected"),
+            (Path::Unfused, Model, true, "half a tile"),
+            (Path::Unfused, Tuned, true, "measured"),
+            (Path::Chunked, Forced, false, "as asked"),
         ] {
-            let shards = Shards::new(m, world_size).unwrap();
-            assert_eq!(choose(PathPreference::Auto, &shards, TILE).path, path, "m = {m}, W = {world_size}");
-            assert_eq!(choose(PathPreference::Fused, &shards, TILE).path, Path::Fused);
-            let delivery = delivery::Choice::RelayedAsAsked;
-            for preference in [PathPreference::Auto, PathPreference::Fused] {
-                let scattered = choose_reduce_scatter(preference, delivery, &shards, TILE);
-                assert_eq!(scattered.path, choose(preference, &shards, TILE).path);
-                assert_eq!(scattered.delivery.is_some(), scattered.path == Path::Fused);
-                assert_eq!(scattered.why.contains("relayed"), scattered.path == Path::Fused);
+            let chosen = Chosen { path, source, pads };
+            let scattered = reduce_scatter(chosen, relayed);
+            assert!(choice(chosen).why.contains(why) && scattered.why.contains(why), "{scattered:?}");
+            assert_eq!(scattered.delivery.is_some(), path == Path::Fused);
+            for one_shot in [false, true] {
+                let reduced = all_reduce(chosen, relayed, one_shot);
+                let delivery = if one_shot { Delivery::Direct } else { Delivery::Relayed };
+                assert_eq!(reduced.delivery, (path == Path::Fused).then_some(delivery), "{reduced:?}");
+                assert_eq!((reduced.path, reduced.source), (path, source));
+                assert!(path == Path::Local || one_shot == reduced.why.contains("few rows"), "{reduced:?}");
             }
-        }
-    }
-
-    #[test]
-    fn auto_reduces_few_rows_one_shot_and_many_in_two_steps() {
-        for (m, world_size, path, why) in [
-            (1, 1, Path::Local, "one rank"),
-            (0, 8, Path::Fused, "few rows"),
-            (64, 8, Path::Fused, "few rows"),
-            (65, 8, Path::Unfused, "half a tile"),
-            (512, 8, Path::Fused, "gathered"),
-        ] {
-            let shards = Shards::new(m, world_size).unwrap();
-            let delivery = delivery::Choice::RelayedToOtherGpus;
-            let all_reduce = |preference, rows| choose_all_reduce(preference, delivery, rows, &shards, TILE);
-            let choice = all_reduce(PathPreference::Auto, one_shot_rows(16_384));
-            let relayed = choice.delivery == Some(Delivery::Relayed);
-            assert!(relayed == (m == 512) && relayed == choice.why.contains("relayed"), "{choice:?}");
-            assert_eq!(choice.delivery.is_some(), choice.path == Path::Fused);
-            assert!(choice.path == path && choice.why.contains(why), "m = {m}, W = {world_size}: {choice:?}");
-            let asked = all_reduce(PathPreference::Unfused, 64);
-            assert!(asked.path == Path::Unfused && asked.why.starts_with("as asked"), "{asked:?}");
-            let chunked = all_reduce(PathPreference::Chunked, 64);
-            let expected = if m <= 64 { Path::Unfused } else { Path::Chunked };
-            assert!(chunked.path == expected, "m = {m}: {chunked:?}");
         }
         assert_eq!((one_shot_rows(0), one_shot_rows(2), one_shot_rows(4 << 20)), (256, 256, 0));
     }

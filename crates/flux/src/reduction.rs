@@ -10,7 +10,8 @@ use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
 use crate::levels::NodeSums;
-use crate::plan::{Path, PathPreference};
+use crate::plan::{self, Path, PathPreference};
+use crate::planner::Built;
 use crate::puts;
 use crate::scales::Scales;
 use crate::schedules::{Gemm, Schedules, plain_tables};
@@ -79,9 +80,8 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        op: u32,
-        max_rows: usize,
-        owners: Owners,
+        built: Built,
+        (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
         let tile = group.any_launcher().tile(spec.dtype)?;
@@ -91,14 +91,17 @@ impl Reduction {
             Owners::Shards => Shards::new(max_rows, world_size)?.max_rows(),
             Owners::All => max_rows,
         };
-        let chunk_rows = spec.chunk_rows(row_bytes, slot_rows);
+        // What is sent to all goes whole.
+        let chunk_rows = match owners {
+            Owners::Shards => built.chunk_rows,
+            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)),
+        };
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let two_levels = owners == Owners::Shards && spec.levels.are_two(group, spec.delivery)?;
         let puts = may_fuse && owners == Owners::Shards && !two_levels && puts::prepare(group, spec)?;
         // Faults in slots that are not numbered by rank are told by the operation's number.
         let op = if two_levels { group.register_again(op) } else { op };
-        let delivery =
-            if puts { delivery::Choice::PutAsAsked } else { delivery::Choice::new(spec.delivery, group) };
+        let delivery = if puts { delivery::Choice::PutAsAsked } else { built.delivery };
         let weight_shards = Shards::new(spec.k, world_size)?;
         let relayed = may_fuse && owners == Owners::Shards && delivery.delivery() == Delivery::Relayed;
         let some_relayed = relayed
@@ -124,7 +127,7 @@ impl Reduction {
             relayed,
             puts,
             sum_in_nodes: two_levels.then(|| NodeSums::shared(group, spec.dtype, (spec.n, pitch), op)),
-            direction: spec.direction,
+            direction: built.direction,
             // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
             pattern: spec.order.pattern(group, Direction::Push)?,
             placement: group.config().peer_memory,

@@ -1,5 +1,6 @@
 //! What needs a GPU, in one program: it carries the kernels once.
 
+mod collectives;
 mod faults;
 mod load;
 mod nodes;

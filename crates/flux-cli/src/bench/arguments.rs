@@ -75,6 +75,8 @@ gemm         the plain GEMM of one rank. Where ranks share a GPU (or the host): 
 x cuBLAS     the time of cuBLASLt's fastest algorithm (of the first 8 of its heuristic) over the plain GEMM's; of e4m3, with
              its fast accumulation, and a scale for each matrix
 comm         only the communication (gemm-rs and gemm-ar: and the sum)
+nccl         the same with NCCL's own collective on the GEMM's stream: ncclAllGather before it, ncclReduceScatter or ncclAllReduce
+             behind it. Where NCCL is found and each rank has a GPU of its own; where shards are equal
 unfused      the GEMM and the communication one after the other
 chunked      a GEMM for each shard, overlapped with the communication of the other shards; gemm-ar of few rows (as many as
              fit into 1 MiB, at most 256) has no shards, and does as unfused

@@ -1,6 +1,7 @@
 //! Timing contenders beside each other.
 
 use super::cublas::Multiplication;
+use super::nccl::Baseline;
 use super::operands::{Expected, Operands};
 use super::report::{Measured, Role};
 use crate::error::Error;
@@ -46,6 +47,7 @@ pub(crate) struct Protocol {
 enum Work<'a> {
     Flux(Box<dyn Operation>),
     Cublas(Multiplication<'a>),
+    Nccl(Baseline<'a>),
 }
 
 /// One of several ways to compute the same thing.
@@ -78,6 +80,10 @@ impl<'a, E: Element> Contender<'a, E> {
         Self::new(Role::Cublas, Work::Cublas(multiplication), operands)
     }
 
+    pub(crate) fn nccl(baseline: Baseline<'a>, operands: &'a Operands<E>) -> Result<Self, Error> {
+        Self::new(Role::Nccl, Work::Nccl(baseline), operands)
+    }
+
     fn new(role: Role, work: Work<'a>, operands: &'a Operands<E>) -> Result<Self, Error> {
         let parts = (0..operands.copies()).map(|copy| operands.operands(copy)).collect();
         let timer = Timer::new(operands.first_device()?).map_err(flux::Error::from)?;
@@ -102,6 +108,16 @@ impl<'a, E: Element> Contender<'a, E> {
         match &self.work {
             Work::Flux(op) => self.operands.enqueue(&**op, parts, &self.streams).map(Some),
             Work::Cublas(multiplication) => multiplication.enqueue(&parts[0], self.streams[0]).map(|()| None),
+            Work::Nccl(baseline) => baseline.enqueue(parts, &self.streams).map(|()| None),
+        }
+    }
+
+    /// Reports what has gone wrong with what a synchronised stream has done.
+    fn check(&self) -> Result<(), Error> {
+        self.operands.group().check()?;
+        match &self.work {
+            Work::Nccl(baseline) => baseline.check(),
+            Work::Flux(_) | Work::Cublas(_) => Ok(()),
         }
     }
 
@@ -113,6 +129,7 @@ impl<'a, E: Element> Contender<'a, E> {
         self.delivery = choice.and_then(|choice| choice.delivery);
         self.summation = choice.and_then(|choice| choice.summation);
         let error = self.operands.deviation(expected)?;
+        self.check()?;
         self.error = Some(error);
         Ok(error)
     }
@@ -148,7 +165,7 @@ impl<'a, E: Element> Contender<'a, E> {
                 self.operands.slowest(begin.elapsed())?
             }
         };
-        self.operands.group().check()?;
+        self.check()?;
         Ok((time.div_f64(calls as f64), host.unwrap_or_default()))
     }
 

@@ -4,20 +4,21 @@ mod arguments;
 mod cublas;
 mod machine;
 mod measure;
+mod nccl;
 mod operands;
 mod plot;
 mod report;
 mod shapes;
 pub(crate) mod svg;
 
-pub(crate) use arguments::{BenchArguments, BenchOp};
+pub(crate) use arguments::{BenchArguments, BenchOp, DTypeArgument, FormatArgument};
 pub(crate) use operands::{Operands, Values};
-pub(crate) use shapes::Shape;
+pub(crate) use shapes::{Shape, default as default_shapes};
 
 use crate::error::Error;
 use crate::files;
 use crate::output::{print, speaks};
-use arguments::{Against, DTypeArgument, FormatArgument};
+use arguments::Against;
 use cublas::{Cublas, Multiplication};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
 use flux::{
@@ -27,6 +28,7 @@ use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use machine::Machine;
 use measure::{Clock, Contender, Protocol, interleaved};
+use nccl::{Baseline, Nccl};
 use operands::Expected;
 use report::{Report, Role, Row};
 use std::path::PathBuf;
@@ -89,6 +91,8 @@ struct Bench<'a, E> {
     shapes: Vec<Shape>,
     direction: Direction,
     cublas: Option<Cublas>,
+    /// Where there is anything to communicate.
+    nccl: Option<Nccl>,
     protocol: Protocol,
     cold_bytes: usize,
     a: Values<E>,
@@ -122,6 +126,7 @@ impl<'a, E: Element> Bench<'a, E> {
             Against::Cublas => Some(Cublas::open(solo.device(0)?)?),
             Against::None => None,
         };
+        let nccl = op.communicates().then(|| Nccl::open(&group, &arguments.group.config())).transpose()?;
         let sharing = ranks.div_ceil(group.devices());
         let shapes = match &arguments.shapes[..] {
             [] => shapes::default(op, &arguments.m, !on_gpus),
@@ -152,6 +157,7 @@ impl<'a, E: Element> Bench<'a, E> {
             sharing,
             direction: arguments.transfer.map_or(default_direction, Direction::from),
             cublas,
+            nccl,
             protocol,
             cold_bytes: if on_gpus { 2 * l2_bytes(solo.device(0)?) } else { 0 },
             a: Values::new(largest(|Shape { m, k, .. }| m.saturating_mul(k)), 1),
@@ -163,8 +169,9 @@ impl<'a, E: Element> Bench<'a, E> {
     }
 
     fn measure(self) -> Result<Report, Error> {
-        let contenders =
-            1 + usize::from(self.cublas.is_some()) + if self.op.communicates() { WAYS.len() } else { 0 };
+        let has_nccl = self.nccl.as_ref().is_some_and(|nccl| nccl.version().is_some());
+        let others = usize::from(self.cublas.is_some()) + usize::from(has_nccl);
+        let contenders = 1 + others + if self.op.communicates() { WAYS.len() } else { 0 };
         let steps = (self.shapes.len() * contenders * self.protocol.samples) as u64;
         let bar = if speaks(&self.group) { ProgressBar::new(steps) } else { ProgressBar::hidden() };
         bar.set_style(
@@ -189,6 +196,8 @@ impl<'a, E: Element> Bench<'a, E> {
             order: self.arguments.group.order.clone(),
             chunk_rows: self.arguments.chunk_rows,
             against: if self.cublas.is_some() { Against::Cublas } else { Against::None },
+            nccl_version: self.nccl.as_ref().and_then(Nccl::version),
+            nccl_missing: self.nccl.as_ref().and_then(|nccl| nccl.missing().map(str::to_owned)),
             cublas_version: self.cublas.as_ref().map(|_| Cublas::version()),
             protocol: self.protocol,
             command: std::env::args_os()
@@ -220,7 +229,7 @@ impl<'a, E: Element> Bench<'a, E> {
             let expected = if whole == gemm { expected } else { Expected::new(&self.a, &self.b, whole) };
             let build = |path| {
                 let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
-                (spec.path, spec.direction) = (path, self.direction);
+                (spec.path, spec.direction) = (path, Some(self.direction));
                 spec.delivery = self.arguments.delivery.into();
                 spec.summation = self.arguments.sum.into();
                 spec.push = self.arguments.push.into();
@@ -233,6 +242,16 @@ impl<'a, E: Element> Bench<'a, E> {
                 let way = Contender::flux(role, build(path)?, &operands)?;
                 contenders.push(verified(way, &expected, whole)?);
             }
+            let ranks = self.group.world_size();
+            let baseline = match &self.nccl {
+                Some(nccl) => Baseline::new(nccl, self.op, shape, E::DTYPE, ranks)?,
+                None => None,
+            };
+            if let Some(baseline) = baseline {
+                let bound = nccl::slack(self.op, ranks) * bound(E::DTYPE, whole.k);
+                let contender = Contender::nccl(baseline, &operands)?;
+                contenders.push(verified_within(bound, contender, &expected, whole)?);
+            }
         }
         let measured = interleaved(&contenders, &self.protocol, bar)?;
         let measured = contenders.iter().map(|contender| contender.role).zip(measured).collect();
@@ -244,8 +263,27 @@ impl<'a, E: Element> Bench<'a, E> {
     }
 }
 
+/// How far a result may be off, over the norm of what is expected.
+fn bound(dtype: DType, k: usize) -> f64 {
+    match dtype {
+        DType::Bf16 => 4e-3,
+        DType::F16 => 6e-4,
+        // The tensor core adds the products of 8-bit elements with some 14 bits: what it loses grows with K.
+        DType::E4m3 => 4e-3 * (k as f64 / EXACT_DEPTH).max(1.0),
+    }
+}
+
 /// Makes a contender's first call, and checks its result, if it has one.
 fn verified<'a, E: Element>(
+    contender: Contender<'a, E>,
+    expected: &Expected,
+    shape: Shape,
+) -> Result<Contender<'a, E>, Error> {
+    verified_within(bound(E::DTYPE, shape.k), contender, expected, shape)
+}
+
+fn verified_within<'a, E: Element>(
+    bound: f64,
     mut contender: Contender<'a, E>,
     expected: &Expected,
     shape: Shape,
@@ -254,12 +292,6 @@ fn verified<'a, E: Element>(
         return Ok(contender);
     }
     let error = contender.verify(expected)?;
-    let bound = match E::DTYPE {
-        DType::Bf16 => 4e-3,
-        DType::F16 => 6e-4,
-        // The tensor core adds the products of 8-bit elements with some 14 bits: what it loses grows with K.
-        DType::E4m3 => 4e-3 * (shape.k as f64 / EXACT_DEPTH).max(1.0),
-    };
     if error.is_nan() || error >= bound {
         let (contender, shape) = (contender.role.name(), shape.to_string());
         return Err(Error::WrongResult { contender, shape, error, bound });

@@ -20,11 +20,19 @@ pub(crate) enum Role {
     Unfused,
     Chunked,
     Fused,
+    Nccl,
 }
 
 impl Role {
-    pub(crate) const ALL: [Role; 6] =
-        [Role::Gemm, Role::Cublas, Role::Communication, Role::Unfused, Role::Chunked, Role::Fused];
+    pub(crate) const ALL: [Role; 7] = [
+        Role::Gemm,
+        Role::Cublas,
+        Role::Communication,
+        Role::Unfused,
+        Role::Chunked,
+        Role::Fused,
+        Role::Nccl,
+    ];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -34,6 +42,7 @@ impl Role {
             Role::Unfused => "unfused",
             Role::Chunked => "chunked",
             Role::Fused => "fused",
+            Role::Nccl => "nccl",
         }
     }
 }
@@ -109,6 +118,11 @@ impl Row {
         Some(self.us(Role::Unfused)? / self.us(role)?)
     }
 
+    /// How many times as fast as a GEMM and NCCL's own collective the fused way is.
+    pub(crate) fn over_nccl(&self) -> Option<f64> {
+        Some(self.us(Role::Nccl)? / self.us(Role::Fused)?)
+    }
+
     /// How the fused call's tiles got to the ranks that sum them.
     fn delivery(&self) -> Option<String> {
         self.get(Role::Fused)?.delivery.map(|delivery| delivery.to_string())
@@ -130,6 +144,7 @@ impl Row {
             "floor_us": self.floor_us(),
             "ect_us": self.ect_us(Role::Fused), "efficiency": self.efficiency(Role::Fused),
             "speedup_over_unfused": self.over_unfused(Role::Fused),
+            "speedup_over_nccl": self.over_nccl(),
             "chunked_ect_us": self.ect_us(Role::Chunked),
             "chunked_efficiency": self.efficiency(Role::Chunked),
             "chunked_speedup_over_unfused": self.over_unfused(Role::Chunked),
@@ -163,6 +178,9 @@ pub(crate) struct Report {
     pub(crate) chunk_rows: Option<usize>,
     pub(crate) against: Against,
     pub(crate) cublas_version: Option<usize>,
+    pub(crate) nccl_version: Option<String>,
+    /// Why nothing was measured beside NCCL's collectives.
+    pub(crate) nccl_missing: Option<String>,
     pub(crate) protocol: Protocol,
     pub(crate) machine: Machine,
     pub(crate) command: String,
@@ -197,6 +215,7 @@ impl Report {
             "order": self.order.to_string(),
             "chunk_rows": self.chunk_rows,
             "against": self.against.name(), "cublas_version": self.cublas_version,
+            "nccl_version": self.nccl_version, "nccl_missing": self.nccl_missing,
             "samples": self.protocol.samples, "rest_ms": self.protocol.rest.as_secs_f64() * 1e3,
             "clock": self.protocol.clock.name(),
             "rows": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
@@ -216,7 +235,17 @@ impl Report {
         table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);
         let mut header = vec!["m", "n", "k", "gemm us", "TFLOP/s", "x cuBLAS"];
         header.extend(if self.op.communicates() {
-            &["comm us", "unfused us", "chunked us", "fused us", "floor us", "ECT us", "E", "host us"][..]
+            &[
+                "comm us",
+                "nccl us",
+                "unfused us",
+                "chunked us",
+                "fused us",
+                "floor us",
+                "ECT us",
+                "E",
+                "host us",
+            ][..]
         } else {
             &["cuBLAS us", "TFLOP/s", "host us"]
         });
@@ -229,7 +258,7 @@ impl Report {
             let mut cells = vec![m.to_string(), n.to_string(), k.to_string()];
             cells.extend([time(row.us(Role::Gemm)), rate(row.tflops(Role::Gemm)), ratio(row.over_cublas())]);
             if self.op.communicates() {
-                let ways = [Role::Communication, Role::Unfused, Role::Chunked, Role::Fused];
+                let ways = [Role::Communication, Role::Nccl, Role::Unfused, Role::Chunked, Role::Fused];
                 cells.extend(ways.map(|role| time(row.us(role))));
                 cells.extend([time(row.floor_us()), time(row.ect_us(Role::Fused))]);
                 cells.extend([ratio(row.efficiency(Role::Fused)), host(Role::Fused)]);
@@ -254,7 +283,20 @@ impl Report {
         let widest = widest.map_or(String::new(), |(row, role, measured)| {
             format!("; largest spread {:.1} % ({}, {})", 100.0 * measured.spread, role.name(), row.shape)
         });
-        format!("{}\n{table}\nmedians of {} samples by {clock}{widest}", self.title(), self.protocol.samples)
+        let (title, samples, absent) = (self.title(), self.protocol.samples, self.without_nccl());
+        format!("{title}\n{table}\nmedians of {samples} samples by {clock}{widest}{absent}")
+    }
+
+    /// Why a shape has no figure of NCCL's, in a line.
+    fn without_nccl(&self) -> String {
+        let lacks = |row: &Row| row.get(Role::Nccl).is_none();
+        match &self.nccl_missing {
+            Some(reason) => format!("\nno nccl: {reason}"),
+            None if self.op.communicates() && self.rows.iter().any(lacks) => {
+                "\nno nccl where m is no multiple of the ranks: its collectives take equal shards".into()
+            }
+            None => String::new(),
+        }
     }
 }
 

@@ -77,11 +77,11 @@ impl Traced {
         let default_direction = if through_host { Direction::Pull } else { Direction::Push };
         let mut spec = OpSpec::new(whole.n, whole.k, whole.m, DType::Bf16);
         spec.path = PathPreference::from(arguments.path);
-        spec.direction = arguments.transfer.map_or(default_direction, Direction::from);
+        let direction = arguments.transfer.map_or(default_direction, Direction::from);
+        spec.direction = Some(direction);
         spec.chunk_rows = arguments.chunk_rows;
         arguments.group.apply_to(&mut spec);
         spec.one_shot_rows = arguments.one_shot_rows;
-        let direction = spec.direction;
         let built = op.build(&group, spec)?;
         let a = Values::<bf16>::new(whole.m.saturating_mul(whole.k), 1);
         let b = Values::<bf16>::new(whole.n.saturating_mul(whole.k), 2);

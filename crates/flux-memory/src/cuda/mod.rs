@@ -73,6 +73,21 @@ impl CudaDevice {
         self.context.attribute(attribute).map_err(|error| driver_error("cuDeviceGetAttribute", error))
     }
 
+    /// Reads a device attribute that the headers which cudarc was built for need not know.
+    pub(crate) fn attribute_by_number(&self, attribute: i32) -> Result<i32> {
+        type Get = unsafe extern "C" fn(*mut i32, i32, sys::CUdevice) -> i32;
+        let failed = |reason: String| Error::System { call: "cuDeviceGetAttribute", reason };
+        let mut value = 0;
+        // SAFETY: the driver is loaded already. The function has this type, enumerations being as wide as `int`; `value` is a place
+        // for the result.
+        let status = unsafe {
+            let driver = libloading::Library::new(LIBRARY).map_err(|error| failed(error.to_string()))?;
+            let get = driver.get::<Get>(b"cuDeviceGetAttribute\0").map_err(|e| failed(e.to_string()))?;
+            get(&raw mut value, attribute, self.context.cu_device())
+        };
+        if status == 0 { Ok(value) } else { Err(failed(format!("attribute {attribute}: status {status}"))) }
+    }
+
     /// Makes its context current on this thread, as every driver call on it needs.
     pub fn bind(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(|error| driver_error("cuCtxSetCurrent", error))

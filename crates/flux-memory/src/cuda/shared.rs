@@ -8,8 +8,44 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-const AS_FILE: CUmemAllocationHandleType_enum =
-    CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+/// In what form an allocation is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// An open file.
+    File,
+    /// A fabric handle: bytes.
+    Fabric,
+}
+
+impl Form {
+    /// By its number in `cuda.h`: headers older than CUDA 12.3 do not know fabric handles.
+    const fn handle_type(self) -> CUmemAllocationHandleType_enum {
+        match self {
+            Form::File => CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            Form::Fabric => CUmemAllocationHandleType_enum(8),
+        }
+    }
+}
+
+/// What is handed out.
+#[derive(Debug)]
+pub(crate) enum Exported {
+    File(OwnedFd),
+    /// `CUmemFabricHandle`.
+    Fabric([u8; 64]),
+}
+
+impl Exported {
+    /// A fabric handle that a peer has told.
+    pub(crate) fn fabric(bytes: &[u8]) -> Result<Self> {
+        let call = "cuMemImportFromShareableHandle";
+        let wrong = |_| Error::System { call, reason: format!("a handle of {} bytes", bytes.len()) };
+        bytes.try_into().map(Exported::Fabric).map_err(wrong)
+    }
+}
+
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED` of `cuda.h`, since CUDA 12.3.
+const FABRIC_SUPPORTED: i32 = 128;
 
 impl CudaDevice {
     /// Whether its memory can be handed to other processes as an open file.
@@ -17,6 +53,11 @@ impl CudaDevice {
         let has = |attribute| self.attribute(attribute).is_ok_and(|value| value != 0);
         has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
             && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+    }
+
+    /// Whether its driver knows fabric handles of its memory. Whether this process may make any is another matter.
+    pub(crate) fn knows_fabric_handles(&self) -> bool {
+        self.attribute_by_number(FABRIC_SUPPORTED).is_ok_and(|value| value != 0)
     }
 
     /// What `cuMemCreate` and `cuMemSetAccess` call this device.
@@ -31,12 +72,12 @@ impl CudaDevice {
         location
     }
 
-    /// The kind of allocation that can be handed out.
-    fn allocation(&self) -> sys::CUmemAllocationProp {
+    /// The kind of allocation that can be handed out in this form.
+    fn allocation(&self, form: Form) -> sys::CUmemAllocationProp {
         // SAFETY: all zeroes are a valid value: an invalid type, no flags, no metadata.
         let mut allocation: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         allocation.type_ = sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
-        allocation.requestedHandleTypes = AS_FILE;
+        allocation.requestedHandleTypes = form.handle_type();
         allocation.location = self.location();
         allocation
     }
@@ -49,13 +90,19 @@ pub(crate) struct VmmMemory {
     address: sys::CUdeviceptr,
     /// Whole granules.
     bytes: usize,
+    /// Kept where peers may still come with a handle that is no reference by itself, as a file is.
+    _exported: Option<Allocation>,
 }
 
 impl VmmMemory {
-    /// Zeroed memory, and the file to hand out; `None` if there is not enough.
-    pub(crate) fn create(device: &Arc<CudaDevice>, bytes: usize) -> Result<Option<(Self, OwnedFd)>> {
+    /// Zeroed memory, and what to hand out; `None` if there is not enough.
+    pub(crate) fn create(
+        device: &Arc<CudaDevice>,
+        bytes: usize,
+        form: Form,
+    ) -> Result<Option<(Self, Exported)>> {
         device.bind()?;
-        let allocation = device.allocation();
+        let allocation = device.allocation(form);
         let Some(bytes) = granules(&allocation, bytes)? else { return Ok(None) };
         let mut handle = 0;
         // SAFETY: both are valid for the call.
@@ -65,32 +112,57 @@ impl VmmMemory {
         }
         check("cuMemCreate", status)?;
         let allocated = Allocation(handle);
-        let mut file: RawFd = -1;
-        // SAFETY: for this type of handle the result is a file descriptor, and there is room for it.
-        check("cuMemExportToShareableHandle", unsafe {
-            sys::cuMemExportToShareableHandle((&raw mut file).cast::<c_void>(), allocated.0, AS_FILE, 0)
-        })?;
-        // SAFETY: the driver has just opened it, for the caller to close.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let memory = Self::map(device, &allocated, bytes)?;
+        let export = |place: *mut c_void| {
+            // SAFETY: there is room for a handle of this type: see below.
+            let status =
+                unsafe { sys::cuMemExportToShareableHandle(place, allocated.0, form.handle_type(), 0) };
+            check("cuMemExportToShareableHandle", status)
+        };
+        let exported = match form {
+            Form::File => {
+                let mut file: RawFd = -1;
+                export((&raw mut file).cast())?;
+                // SAFETY: the driver has just opened it, for the caller to close.
+                Exported::File(unsafe { OwnedFd::from_raw_fd(file) })
+            }
+            Form::Fabric => {
+                let mut handle = [0; 64];
+                export(handle.as_mut_ptr().cast())?;
+                Exported::Fabric(handle)
+            }
+        };
+        let mut memory = Self::map(device, &allocated, bytes)?;
         // SAFETY: the range was just mapped.
         unsafe { super::memory::zero(device, memory.address(), bytes)? };
-        Ok(Some((memory, file)))
+        memory._exported = (form == Form::Fabric).then_some(allocated);
+        Ok(Some((memory, exported)))
     }
 
     /// A peer's memory of `bytes` bytes.
-    pub(crate) fn open(device: &Arc<CudaDevice>, file: OwnedFd, bytes: usize) -> Result<Self> {
+    pub(crate) fn open(device: &Arc<CudaDevice>, exported: Exported, bytes: usize) -> Result<Self> {
         device.bind()?;
+        let form = match &exported {
+            Exported::File(_) => Form::File,
+            Exported::Fabric(_) => Form::Fabric,
+        };
         // The peers' GPUs are of the same kind, so theirs have the same granules.
         let too_large = || Error::OutOfBounds { offset: 0, end: bytes, bytes: usize::MAX };
-        let bytes = granules(&device.allocation(), bytes)?.ok_or_else(too_large)?;
-        let number = usize::try_from(file.as_raw_fd()).unwrap_or(usize::MAX);
+        let bytes = granules(&device.allocation(form), bytes)?.ok_or_else(too_large)?;
         let mut handle = 0;
-        // SAFETY: for this type of handle the pointer is the descriptor's number; the driver keeps its own reference.
-        check("cuMemImportFromShareableHandle", unsafe {
-            let file = std::ptr::without_provenance_mut::<c_void>(number);
-            sys::cuMemImportFromShareableHandle(&raw mut handle, file, AS_FILE)
-        })?;
+        let mut import = |from: *mut c_void| {
+            // SAFETY: for files the pointer is the descriptor's number, of which the driver keeps its own reference; fabric
+            // handles it points to.
+            let status =
+                unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, from, form.handle_type()) };
+            check("cuMemImportFromShareableHandle", status)
+        };
+        match exported {
+            Exported::File(file) => {
+                let number = usize::try_from(file.as_raw_fd()).unwrap_or(usize::MAX);
+                import(std::ptr::without_provenance_mut(number))?;
+            }
+            Exported::Fabric(mut bytes) => import(bytes.as_mut_ptr().cast())?,
+        }
         Self::map(device, &Allocation(handle), bytes)
     }
 
@@ -106,9 +178,10 @@ impl VmmMemory {
             let _freed = unsafe { sys::cuMemAddressFree(address, bytes) };
             return Err(error);
         }
-        let memory = Self { device: Arc::clone(device), address, bytes }; // from here on its drop unmaps
+        let device = Arc::clone(device);
+        let memory = Self { device, address, bytes, _exported: None }; // from here on its drop unmaps
         let access = sys::CUmemAccessDesc {
-            location: device.location(),
+            location: memory.device.location(),
             flags: sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the range is mapped, and there is one descriptor.
@@ -137,6 +210,7 @@ impl Drop for VmmMemory {
 
 /// The driver's handle of an allocation. When it is released, the allocation lives as long as its mappings, and the files
 /// that it was exported to.
+#[derive(Debug)]
 struct Allocation(sys::CUmemGenericAllocationHandle);
 
 impl Drop for Allocation {

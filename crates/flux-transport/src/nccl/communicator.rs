@@ -51,16 +51,37 @@ pub(super) fn accepted(nccl: &Library, result: ncclResult_t) -> Result<(), nccl_
     }
 }
 
-/// Bounded in its SMs, and without clusters of blocks: those would need neighbouring SMs to be free at the same time, which
-/// beside a GEMM nobody can promise.
-fn config() -> ncclConfig_t {
-    ncclConfig_t {
-        blocking: 0,
-        cgaClusterSize: 0,
-        minCTAs: 1,
-        maxCTAs: c_int::try_from(super::SMS_FOR_NCCL).unwrap_or(1),
-        ..NCCL_CONFIG_INITIALIZER
+/// What a communicator's kernels may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Extent {
+    /// Bounded in its SMs, and without clusters of blocks: those would need neighbouring SMs to be free at the same time, which
+    /// beside a GEMM nobody can promise.
+    BesideGemms,
+    /// All that NCCL wants: nothing runs beside.
+    Alone,
+}
+
+impl Extent {
+    fn config(self) -> ncclConfig_t {
+        let config = ncclConfig_t { blocking: 0, ..NCCL_CONFIG_INITIALIZER };
+        match self {
+            Extent::BesideGemms => ncclConfig_t {
+                cgaClusterSize: 0,
+                minCTAs: 1,
+                maxCTAs: c_int::try_from(super::SMS_FOR_NCCL).unwrap_or(1),
+                ..config
+            },
+            Extent::Alone => config,
+        }
     }
+}
+
+/// One rank's part in what several ranks of this process enqueue together.
+#[derive(Clone, Copy)]
+pub(super) struct Member<'a> {
+    pub(super) communicator: &'a Communicator,
+    pub(super) stream: &'a Stream,
+    pub(super) log: &'a FaultLog,
 }
 
 impl Communicator {
@@ -70,6 +91,7 @@ impl Communicator {
         device: &Device,
         id: ncclUniqueId,
         (rank, world_size): (usize, usize),
+        extent: Extent,
         limit: Duration,
     ) -> Result<Self> {
         const WHAT: &str = "join a communicator";
@@ -80,7 +102,7 @@ impl Communicator {
         gpu.bind()?; // NCCL takes the device of the thread's context
         let mut raw = std::ptr::null_mut();
         let number = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
-        let mut config = config();
+        let mut config = extent.config();
         // SAFETY: places for the result and the configuration, which outlive the call.
         let begun = unsafe {
             let (ranks, rank) = (number(world_size), number(rank));
@@ -110,68 +132,16 @@ impl Communicator {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enqueues on `stream` what `calls` asks NCCL for, as one group, between marks. An error aborts the communicator, and is left
-    /// in `log`, too.
-    ///
-    /// # Safety
-    /// What `calls` names is live, and free of conflicting accesses, until the stream has done it.
-    pub(super) unsafe fn enqueue(
-        &self,
-        stream: &Stream,
-        log: &FaultLog,
-        calls: impl FnOnce(&Library, ncclComm_t, cudaStream_t) -> Result<(), nccl_sys::Error>,
-    ) -> Result<()> {
-        let Stream::Cuda(cuda) = stream else {
-            return Err(flux_memory::Error::BackendMismatch { what: "an exchange by NCCL" }.into());
-        };
-        let mut lock = self.lock();
-        let Some(&Raw(raw)) = lock.as_ref() else {
-            let reason =
-                log.exchange_failure().map_or("it was aborted".into(), |failure| failure.reason.clone());
-            return Err(Error::Nccl { what: "use a communicator", reason });
-        };
+    /// Begins a step on `stream`: notes its budget, and has the stream mark that it has come to it. The step's slot and number.
+    fn begin_step(&self, stream: &Stream, budget: Duration) -> Result<(usize, u32)> {
         let number = self.steps.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let slot = number as usize % MARKS;
-        let budget = u64::try_from(log.budget().as_millis()).unwrap_or(u64::MAX);
+        let budget = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
         self.budgets[slot].store(budget, Ordering::Relaxed);
         self.device.bind()?;
-        // SAFETY: the marks live as long as this, which outlives what is enqueued; the rest is the caller's promise.
-        let launched = unsafe {
-            stream.write_values(&[(self.mark(slot, 0), number)])?;
-            self.group(log, |nccl| calls(nccl, raw, cuda.raw().cast()), raw)
-        };
-        if let Err(reason) = launched {
-            self.abort_locked(&mut lock);
-            log.fail_exchange(ExchangeFailure { peer: None, reason: reason.clone() })?;
-            return Err(Error::Nccl { what: "send and receive", reason });
-        }
-        // SAFETY: as above.
-        unsafe { stream.write_values(&[(self.mark(slot, 1), number)]) }.map_err(Error::from)
-    }
-
-    /// # Safety
-    /// As for [`Communicator::enqueue`]; `raw` is this communicator.
-    unsafe fn group(
-        &self,
-        log: &FaultLog,
-        calls: impl FnOnce(&Library) -> Result<(), nccl_sys::Error>,
-        raw: ncclComm_t,
-    ) -> Result<(), String> {
-        let nccl = self.nccl;
-        let text = |error: nccl_sys::Error| error.to_string();
-        // SAFETY: begins a group on this thread, which is ended below whatever happens.
-        accepted(nccl, unsafe { (nccl.ncclGroupStart)() }).map_err(text)?;
-        let called = calls(nccl);
-        // SAFETY: ends the group.
-        let ended = accepted(nccl, unsafe { (nccl.ncclGroupEnd)() });
-        called.and(ended).map_err(text)?;
-        // What follows on the stream must come behind the launch, which another thread of NCCL's may still be about to make.
-        // SAFETY: the caller's promise.
-        match unsafe { await_end(nccl, raw, log.budget()) } {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(format!("NCCL did not launch within {:?}", log.budget())),
-            Err(error) => Err(error.to_string()),
-        }
+        // SAFETY: the marks live as long as this, which outlives what is enqueued.
+        unsafe { stream.write_values(&[(self.mark(slot, 0), number)])? };
+        Ok((slot, number))
     }
 
     /// What the communicator has noticed by itself, if nobody uses it at this moment.
@@ -223,6 +193,82 @@ impl Drop for Communicator {
         let mut raw = self.lock();
         self.abort_locked(&mut raw);
     }
+}
+
+/// Enqueues what `call` asks NCCL for, for each of `members` in turn, as one group: nobody waits for a peer of the same thread. On
+/// each stream it goes between marks. An error aborts all of the communicators, and is left in the logs, too.
+///
+/// # Safety
+/// What `call` names is live, and free of conflicting accesses, until the streams have done it.
+pub(super) unsafe fn enqueue(
+    members: &[Member<'_>],
+    what: &'static str,
+    mut call: impl FnMut(usize, &Library, ncclComm_t, cudaStream_t) -> Result<(), nccl_sys::Error>,
+) -> Result<()> {
+    let mut locks: Vec<_> = members.iter().map(|member| member.communicator.lock()).collect();
+    let mut targets = Vec::with_capacity(members.len());
+    for (Member { stream, log, .. }, lock) in members.iter().zip(&locks) {
+        let Stream::Cuda(cuda) = stream else {
+            return Err(flux_memory::Error::BackendMismatch { what: "an exchange by NCCL" }.into());
+        };
+        let Some(Raw(raw)) = **lock else {
+            let reason =
+                log.exchange_failure().map_or("it was aborted".into(), |failure| failure.reason.clone());
+            return Err(Error::Nccl { what: "use a communicator", reason });
+        };
+        targets.push((raw, cuda.raw().cast()));
+    }
+    let mut steps = Vec::with_capacity(members.len());
+    for Member { communicator, stream, log } in members {
+        steps.push(communicator.begin_step(stream, log.budget())?);
+    }
+    let Some(Member { communicator: Communicator { nccl, .. }, .. }) = members.first() else { return Ok(()) };
+    let calls = |nccl: &Library| {
+        let mut of_member = targets.iter().enumerate();
+        of_member.try_for_each(|(index, &(raw, stream))| call(index, nccl, raw, stream))
+    };
+    let limit = members.iter().map(|member| member.log.budget()).max().unwrap_or_default();
+    // SAFETY: the caller's promise; the communicators are locked.
+    if let Err(reason) = unsafe { group(nccl, targets.iter().map(|&(raw, _)| raw), limit, calls) } {
+        for (Member { communicator, .. }, lock) in members.iter().zip(&mut locks) {
+            communicator.abort_locked(lock);
+        }
+        for Member { log, .. } in members {
+            log.fail_exchange(ExchangeFailure { peer: None, reason: reason.clone() })?;
+        }
+        return Err(Error::Nccl { what, reason });
+    }
+    for (Member { communicator, stream, .. }, (slot, number)) in members.iter().zip(steps) {
+        // SAFETY: as in `begin_step`.
+        unsafe { stream.write_values(&[(communicator.mark(slot, 1), number)])? };
+    }
+    Ok(())
+}
+
+/// Makes `calls` as one group, and waits until NCCL has launched it.
+///
+/// # Safety
+/// As for [`enqueue`]; `communicators` are those that are called, and no other thread uses them.
+unsafe fn group(
+    nccl: &Library,
+    mut communicators: impl Iterator<Item = ncclComm_t>,
+    limit: Duration,
+    calls: impl FnOnce(&Library) -> Result<(), nccl_sys::Error>,
+) -> Result<(), String> {
+    let text = |error: nccl_sys::Error| error.to_string();
+    // SAFETY: begins a group on this thread, which is ended below whatever happens.
+    accepted(nccl, unsafe { (nccl.ncclGroupStart)() }).map_err(text)?;
+    let called = calls(nccl);
+    // SAFETY: ends the group.
+    let ended = accepted(nccl, unsafe { (nccl.ncclGroupEnd)() });
+    called.and(ended).map_err(text)?;
+    // What follows on the stream must come behind the launch, which another thread of NCCL's may still be about to make.
+    // SAFETY: the caller's promise.
+    communicators.try_for_each(|raw| match unsafe { await_end(nccl, raw, limit) } {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!("NCCL did not launch within {limit:?}")),
+        Err(error) => Err(error.to_string()),
+    })
 }
 
 /// Whether what goes on in communicator `raw` has ended within `limit`.

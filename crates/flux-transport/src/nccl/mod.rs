@@ -7,12 +7,17 @@
 //! All connections are made while a group is formed, by a first step with all peers: NCCL makes them when they are first used, and
 //! both ends have to be there for that. Afterwards a call only launches.
 
+mod collectives;
 mod communicator;
+mod forming;
 mod watch;
 
+pub use collectives::{NcclCollectives, SummandType};
+
 use crate::{Error, Exchange, Message, Result};
-use communicator::Communicator;
+use communicator::{Communicator, Extent, Member};
 use flux_memory::{Address, Buffer, Device, FaultLog, Peers, PerRank, Placement, Reach, Stream};
+use forming::Agreed;
 use nccl_sys::{Library, ncclDataType_t, ncclUniqueId};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -23,11 +28,12 @@ use watch::Watch;
 /// saturate a network card of 400 Gbit/s, by NCCL's documentation of `maxCTAs` and its channels' rates; not measured here.
 pub const SMS_FOR_NCCL: u32 = 4;
 
-/// The first version that puts several ranks on one GPU.
-const SHARES_GPUS: nccl_sys::Version = nccl_sys::Version::new(2, 30, 0);
-
 /// How long it may take to make a communicator, and its connections.
 const FORMING_LIMIT: Duration = Duration::from_secs(120);
+
+/// What needs it, and what it does.
+const WHY: &str = "ranks that cannot address each other's memory need NCCL";
+const WHAT: &str = "send and receive";
 
 /// One rank's NCCL communicator with all ranks of its group.
 #[derive(Debug)]
@@ -37,20 +43,6 @@ pub struct NcclExchange {
     communicator: Arc<Communicator>,
     /// All ranks enqueue by themselves: what NCCL prepares when it is first asked for a collective, it can prepare then.
     has_collectives: bool,
-}
-
-fn library() -> Result<&'static Library> {
-    Library::load().map_err(|error| Error::Nccl {
-        what: "ranks that cannot address each other's memory need NCCL",
-        reason: error.to_string(),
-    })
-}
-
-fn unique_id(nccl: &Library) -> Result<ncclUniqueId> {
-    let mut id = ncclUniqueId { internal: [0; 128] };
-    // SAFETY: a place for the result.
-    let made = nccl.check(unsafe { (nccl.ncclGetUniqueId)(&raw mut id) });
-    made.map(|()| id).map_err(|error| nccl_error("make a unique id", error))
 }
 
 fn nccl_error(what: &'static str, error: nccl_sys::Error) -> Error {
@@ -64,10 +56,7 @@ impl NcclExchange {
         faults: &PerRank<Arc<FaultLog>>,
         reach: &Reach,
     ) -> Result<Vec<Self>> {
-        let ordinals: Vec<_> =
-            devices.iter().filter_map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
-        let doubled = ordinals.iter().enumerate().any(|(rank, gpu)| ordinals[..rank].contains(gpu));
-        if doubled || ordinals.len() != devices.ranks().len() {
+        if !forming::have_own_gpus(devices) {
             // One rank's kernel waits for another's, which may be queued behind it: the hardware's queues are of the process.
             let reason = "ranks that share a GPU and exchange by NCCL must be processes of their own; start them with `flux \
                           launch`, torchrun or mpirun";
@@ -77,83 +66,23 @@ impl NcclExchange {
             let [devices, logs] = [devices.ranks(), faults.ranks()].map(|of| of.len());
             return Err(Error::IncompleteMembers { devices, logs, events: devices });
         }
-        let nccl = library()?;
-        let id = unique_id(nccl)?;
-        // Each rank's communicator waits for the others'.
-        std::thread::scope(|scope| {
-            let start = |(rank, device): (usize, &'_ Device)| {
-                let (device, log, world_size) = (device.clone(), Arc::clone(&faults[rank]), ordinals.len());
-                let thread = std::thread::Builder::new().name("flux-nccl-init".into());
-                thread
-                    .spawn_scoped(scope, move || {
-                        Self::new(nccl, &device, id, (rank, world_size), &log, reach)
-                    })
-                    .map_err(|error| flux_memory::Error::NoThread { reason: error.to_string() })
-            };
-            let threads: Vec<_> = devices.pairs().map(start).collect::<Result<_, _>>()?;
-            let panicked =
-                || Error::Nccl { what: "make a communicator", reason: "its thread panicked".into() };
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        let nccl = forming::library(WHY)?;
+        let (id, world_size) = (forming::unique_id(nccl)?, devices.ranks().len());
+        forming::on_threads(devices, |rank, device| {
+            Self::new(nccl, device, id, (rank, world_size), &faults[rank], reach)
         })
     }
 
     /// Of this process's rank, on `device`, among `peers`. Collective: it fails on all ranks if it fails on one.
     pub fn among(peers: &Peers, device: &Device, log: &Arc<FaultLog>, reach: &Reach) -> Result<Self> {
-        let failed = |error: Error| flux_memory::Error::Failed {
-            what: "exchange by NCCL".into(),
-            reason: error.to_string(),
-        };
-        let own = library().and_then(|nccl| {
-            let gpu = device.as_cuda().map(|gpu| gpu.uuid()).transpose()?.unwrap_or_default();
-            Ok((nccl, gpu))
-        });
-        let said = own.as_ref().map(|(nccl, gpu)| [&gpu[..], nccl.version().to_string().as_bytes()].concat());
-        let all = peers.exchange("say which NCCL they have", said.map_err(|error| failed(error.clone())))?;
-        let (nccl, gpu) = own?;
-        let version = nccl.version();
-        let theirs =
-            |bytes: &[u8]| String::from_utf8_lossy(bytes.get(gpu.len()..).unwrap_or_default()).into_owned();
-        if let Some(other) = all.iter().position(|said| theirs(said) != version.to_string()) {
-            let reason = format!(
-                "rank {other} has NCCL {}, this rank {version} ({}); install the same on all nodes",
-                theirs(&all[other]),
-                nccl.path().display()
-            );
-            return Err(Error::Nccl { what: "ranks have different versions", reason });
-        }
-        let shares = all.iter().enumerate().any(|(rank, said)| {
-            all[..rank].iter().any(|other| other.get(..gpu.len()) == said.get(..gpu.len()))
-        });
-        if shares && version < SHARES_GPUS {
-            let reason = format!(
-                "that takes NCCL {SHARES_GPUS} or newer, this is {version}; give each rank its own GPU"
-            );
-            return Err(Error::Nccl { what: "ranks share a GPU", reason });
-        }
-        let (rank, world_size) = (peers.rank(), peers.world_size());
-        let id = if rank == 0 { Some(unique_id(nccl)) } else { None };
-        let said = match &id {
-            Some(Ok(id)) => Ok(id.internal.map(|byte| byte.cast_unsigned()).to_vec()),
-            Some(Err(error)) => Err(failed(error.clone())),
-            None => Ok(Vec::new()),
-        };
-        let bytes = peers.exchange("agree on a communicator", said)?.swap_remove(0);
-        let bytes: [u8; 128] = bytes.try_into().map_err(|_| flux_memory::Error::BadPeer {
-            rank: 0,
-            reason: "it told no id of a communicator".into(),
-        })?;
-        let id = ncclUniqueId { internal: bytes.map(|byte| byte.cast_signed()) };
-        let mut made = Self::new(nccl, device, id, (rank, world_size), log, reach).map_err(|error| match error {
-            Error::Nccl { what, reason } if shares => {
-                let hint = "several ranks on one GPU take NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of each";
-                Error::Nccl { what, reason: format!("{reason}; {hint}") }
-            }
-            other => other,
-        });
+        let Agreed { nccl, id, shares } = forming::agree(peers, device, WHY)?;
+        let place = (peers.rank(), peers.world_size());
+        let made = Self::new(nccl, device, id, place, log, reach);
+        let mut made = made.map_err(|error| forming::hint(error, shares));
         if let Ok(made) = &mut made {
             made.has_collectives = true;
         }
-        peers.share("make a communicator", made.as_ref().map(drop).map_err(|error| failed(error.clone())))?;
+        peers.share("make a communicator", made.as_ref().map(drop).map_err(forming::failed))?;
         made
     }
 
@@ -165,12 +94,18 @@ impl NcclExchange {
         log: &Arc<FaultLog>,
         reach: &Reach,
     ) -> Result<Self> {
-        let communicator = Arc::new(Communicator::new(nccl, device, id, (rank, world_size), FORMING_LIMIT)?);
-        let exchange =
-            Self { _watch: Watch::start(&communicator, log)?, communicator, has_collectives: false };
+        let place = (rank, world_size);
+        let communicator = Communicator::new(nccl, device, id, place, Extent::BesideGemms, FORMING_LIMIT)?;
+        let communicator = Arc::new(communicator);
+        let watch = Watch::start(&communicator, log, None)?;
+        let exchange = Self { _watch: watch, communicator, has_collectives: false };
         exchange.connect(device, (rank, world_size), log, reach)?;
         tracing::debug!(rank, world_size, version = %nccl.version(), path = %nccl.path().display(), "joined a NCCL communicator");
         Ok(exchange)
+    }
+
+    fn member<'a>(&'a self, stream: &'a Stream, log: &'a FaultLog) -> Member<'a> {
+        Member { communicator: &self.communicator, stream, log }
     }
 
     /// A first step with all peers out of reach, which makes the connections.
@@ -217,7 +152,7 @@ impl Exchange for NcclExchange {
         let byte = ncclDataType_t::ncclUint8;
         // SAFETY: the caller's promise for the memory; the communicator and the stream are alive.
         unsafe {
-            self.communicator.enqueue(stream, log, |nccl, raw, stream| {
+            communicator::enqueue(&[self.member(stream, log)], WHAT, |_, nccl, raw, stream| {
                 let here = |message: &&Message| message.bytes > 0;
                 for Message { peer, memory, bytes, .. } in sends.iter().filter(here) {
                     let peer = c_int::try_from(*peer).unwrap_or(c_int::MAX);
@@ -249,7 +184,7 @@ impl Exchange for NcclExchange {
         let byte = ncclDataType_t::ncclUint8;
         // SAFETY: as for `step`.
         unsafe {
-            self.communicator.enqueue(stream, log, |nccl, raw, stream| {
+            communicator::enqueue(&[self.member(stream, log)], WHAT, |_, nccl, raw, stream| {
                 let (own, all) = (own.as_ptr::<()>().cast_const().cast(), all.as_ptr::<()>().cast());
                 communicator::accepted(nccl, (nccl.ncclAllGather)(own, all, bytes, byte, raw, stream))
             })?;

@@ -21,12 +21,18 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn start(communicator: &Arc<Communicator>, log: &Arc<FaultLog>) -> Result<Self> {
+    /// What goes wrong is left in `log`; when that or `other` has given up, nothing is waited for any more.
+    pub(super) fn start(
+        communicator: &Arc<Communicator>,
+        log: &Arc<FaultLog>,
+        other: Option<&Arc<FaultLog>>,
+    ) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, watched, log) = (Arc::clone(&stop), Arc::downgrade(communicator), Arc::clone(log));
+        let other = other.cloned();
         let thread = std::thread::Builder::new()
             .name("flux-nccl-watch".into())
-            .spawn(move || run(&stopped, &watched, &log))
+            .spawn(move || run(&stopped, &watched, &log, other.as_deref()))
             .map_err(|error| flux_memory::Error::NoThread { reason: error.to_string() })?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -41,12 +47,13 @@ impl Drop for Watch {
     }
 }
 
-fn run(stop: &AtomicBool, watched: &Weak<Communicator>, log: &FaultLog) {
+fn run(stop: &AtomicBool, watched: &Weak<Communicator>, log: &FaultLog, other: Option<&FaultLog>) {
     let mut since: BTreeMap<usize, (u32, Instant)> = BTreeMap::new();
     while !stop.load(Ordering::Relaxed) {
         std::thread::sleep(INTERVAL);
         let Some(communicator) = watched.upgrade() else { return };
-        let reason = reason(&communicator, log, &mut since);
+        let has_given_up = log.has_given_up() || other.is_some_and(FaultLog::has_given_up);
+        let reason = reason(&communicator, has_given_up, &mut since);
         let Some(reason) = reason else { continue };
         // Somebody who uses it at this moment has a limit of his own.
         if communicator.abort() {
@@ -65,13 +72,13 @@ fn run(stop: &AtomicBool, watched: &Weak<Communicator>, log: &FaultLog) {
 /// Why the communicator is to be aborted, if it is.
 fn reason(
     communicator: &Communicator,
-    log: &FaultLog,
+    has_given_up: bool,
     since: &mut BTreeMap<usize, (u32, Instant)>,
 ) -> Option<String> {
     if let Some(error) = communicator.asynchronous_error() {
         return Some(error.to_string());
     }
-    if log.has_given_up() {
+    if has_given_up {
         return Some("the rank has given up".into());
     }
     let steps: Vec<_> = communicator.steps_in_progress().collect();

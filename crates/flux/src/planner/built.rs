@@ -1,0 +1,116 @@
+//! What an operation is built for: what its memory and its streams cannot do otherwise later.
+
+use super::Planner;
+use super::candidate::Plan;
+use super::kind::{Layer, OpKind};
+use super::weigh::Weighed;
+use crate::delivery::Choice;
+use crate::plan::{chunk_rows, one_shot_rows};
+use crate::{Delivery, Direction, Path, PathPreference, Result};
+
+/// What an operation is built for, however many rows a call has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Built {
+    pub(crate) direction: Direction,
+    pub(crate) delivery: Choice,
+    pub(crate) chunk_rows: usize,
+    pub(crate) one_shot_rows: usize,
+}
+
+impl Planner {
+    /// What the operation is built for; a planner that was made by [`Planner::new`] knows.
+    pub(crate) fn built(&self) -> Built {
+        self.built.unwrap_or_else(|| self.usual())
+    }
+
+    /// What is built where nothing speaks for anything else.
+    pub(super) fn usual(&self) -> Built {
+        let through_host = self.ground.through_host && self.layer.op != OpKind::GemmRs;
+        let shard_rows = self.layer.shards(self.max_m).map_or(0, |shards| shards.max_rows());
+        let row_bytes = self.layer.row_bytes();
+        let one_shot = self.wishes.one_shot_rows.unwrap_or_else(|| one_shot_rows(row_bytes)).min(self.max_m);
+        Built {
+            direction: match self.wishes.direction {
+                Some(direction) => direction,
+                None if through_host => Direction::Pull,
+                None => Direction::Push,
+            },
+            delivery: self.usual_delivery,
+            chunk_rows: self.wishes.chunk_rows.unwrap_or_else(|| chunk_rows(row_bytes, shard_rows)),
+            one_shot_rows: if self.layer.op == OpKind::GemmAr { one_shot } else { 0 },
+        }
+    }
+
+    /// The best for calls of the most rows; of an AllReduce's forms, for those of few, too.
+    pub(super) fn build(&self) -> Result<Built> {
+        let usual = self.usual();
+        if self.layer.world_size == 1 || self.max_m == 0 {
+            return Ok(usual);
+        }
+        let mut built = usual;
+        if self.layer.op == OpKind::GemmAr && self.wishes.one_shot_rows.is_none() {
+            built.one_shot_rows = self.one_shot_rows(usual.one_shot_rows)?;
+        }
+        // The largest calls take the longest; in two steps, if there are any.
+        let weighed = self.weigh(self.max_m, |_| true)?;
+        let in_steps = |of: &Weighed| !of.possible.plan.one_shot || built.one_shot_rows >= self.max_m;
+        if let Some(pick) = self.pick(self.max_m, &weighed, in_steps)? {
+            let plan = &weighed[pick.index].possible.plan;
+            built.direction = self.wishes.direction.unwrap_or(plan.direction);
+            built.delivery = match plan.delivery {
+                Some(delivery) if !plan.one_shot && delivery != usual.delivery.delivery() => {
+                    Choice::planned(delivery)
+                }
+                _ => usual.delivery,
+            };
+            if plan.chunk_rows > 0 && plan.path == Path::Fused {
+                built.chunk_rows = plan.chunk_rows;
+            }
+        }
+        Ok(built)
+    }
+
+    /// Up to how many rows one-shot is the best, of `most`.
+    fn one_shot_rows(&self, most: usize) -> Result<usize> {
+        let paths = match self.wishes.path {
+            PathPreference::Auto => vec![Path::Fused, Path::Unfused],
+            _ => vec![self.wishes.taken(), Path::Unfused],
+        };
+        let tried = |plan: &Plan| paths.contains(&plan.path) && plan.direction == self.usual().direction;
+        let fewer = std::iter::successors(Some(most), |rows| Some(rows / 4));
+        for rows in fewer.take_while(|&rows| rows > 0) {
+            let weighed = self.weigh(rows, tried)?;
+            if let Some(pick) = self.pick(rows, &weighed, |of| tried(&of.possible.plan))?
+                && weighed[pick.index].possible.plan.one_shot
+            {
+                return Ok(rows);
+            }
+        }
+        Ok(0)
+    }
+}
+
+impl Built {
+    /// Why calls of an operation that is built so cannot go that way.
+    pub(super) fn fits(&self, plan: &Plan, layer: &Layer, m: usize) -> Option<String> {
+        if layer.op == OpKind::GemmAr && plan.one_shot != (m <= self.one_shot_rows) {
+            return Some(format!("it was built to go one-shot up to {} rows", self.one_shot_rows));
+        }
+        // Tiles of a fused call are sent, whoever moves the rest.
+        let moves = plan.delivery.is_none() || (layer.op == OpKind::GemmAr && !plan.one_shot);
+        if moves && plan.direction != self.direction {
+            return Some(format!("it was built to {}", self.direction));
+        }
+        let delivery = self.delivery.delivery();
+        if plan.delivery.is_some_and(|own| !plan.one_shot && own != delivery) {
+            let way = if delivery == Delivery::Direct { "directly" } else { "relayed" };
+            return Some(format!("it was built to have tiles delivered {way}"));
+        }
+        let shard_rows = layer.shards(m).map_or(0, |shards| shards.max_rows());
+        let by_chunks = plan.path == Path::Fused && plan.delivery != Some(Delivery::Direct);
+        if by_chunks && plan.chunk_rows.min(shard_rows) != self.chunk_rows.min(shard_rows) {
+            return Some(format!("it was built for chunks of {} rows", self.chunk_rows));
+        }
+        None
+    }
+}

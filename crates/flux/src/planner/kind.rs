@@ -1,0 +1,72 @@
+//! What a plan is for.
+
+use crate::{DType, OpSpec};
+use flux_swizzle::Shards;
+use serde::{Deserialize, Serialize};
+
+/// The operations, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OpKind {
+    /// [`crate::AgGemm`].
+    AgGemm,
+    /// [`crate::GemmRs`].
+    GemmRs,
+    /// [`crate::GemmAr`].
+    GemmAr,
+}
+
+impl OpKind {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OpKind::AgGemm => "ag-gemm",
+            OpKind::GemmRs => "gemm-rs",
+            OpKind::GemmAr => "gemm-ar",
+        }
+    }
+}
+
+impl std::fmt::Display for OpKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Calls of one operation, but for how many rows they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layer {
+    pub(crate) op: OpKind,
+    /// Of the whole weight.
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    pub(crate) world_size: usize,
+}
+
+impl Layer {
+    pub(crate) const fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
+        Self { op, n: spec.n, k: spec.k, dtype: spec.dtype, world_size }
+    }
+
+    /// Rows and columns of a rank's weight: of the largest.
+    pub(crate) const fn of_rank(&self) -> (usize, usize) {
+        match self.op {
+            OpKind::AgGemm => (self.n.div_ceil(self.world_size), self.k),
+            OpKind::GemmRs | OpKind::GemmAr => (self.n, self.k.div_ceil(self.world_size)),
+        }
+    }
+
+    /// Bytes of a row that travels.
+    pub(crate) const fn row_bytes(&self) -> usize {
+        match self.op {
+            OpKind::AgGemm => self.k * self.dtype.bytes(),
+            OpKind::GemmRs | OpKind::GemmAr => self.n * self.dtype.result().bytes(),
+        }
+    }
+
+    /// How the rows are shared out; a group has at least one rank.
+    pub(crate) fn shards(&self, m: usize) -> crate::Result<Shards> {
+        Ok(Shards::new(m, self.world_size)?)
+    }
+}

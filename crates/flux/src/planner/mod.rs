@@ -1,0 +1,157 @@
+//! The planner: which of the ways that a call could go it does go, and why.
+//!
+//! Two times something is decided. When an operation is built, what its memory and its streams are for: who moves data, how tiles
+//! are delivered, how large chunks are, up to how many rows an AllReduce goes one-shot; for the most rows that a call may have. And
+//! when a number of rows is seen for the first time, the path of calls with so many. Each time there are *candidates*, all ways
+//! that there are; what the caller has decided ([`Wishes`]) and what is impossible leaves some of them; and of these the one is
+//! taken that was measured to be the fastest ([`crate::tune`]), or else the one that the [`Model`] expects to be. What is known from
+//! measurements of other machines to be good, the *usual* plan, stays unless another one is expected to be faster by more than the
+//! model's own error.
+//!
+//! Ranks that plan differently would wait for each other for ever. Ranks of one process share a planner; processes agree, when an
+//! operation is built, on what rank 0 knows: of the machine, and of what was measured. The rest is arithmetic.
+
+mod built;
+mod candidate;
+mod explain;
+mod facts;
+mod host;
+mod kind;
+mod machine;
+mod model;
+mod preview;
+mod reasons;
+#[cfg(test)]
+mod tests;
+mod weigh;
+mod wishes;
+
+pub use candidate::Plan;
+pub use explain::{Candidate, Explain, PlanSource, Verdict};
+pub use kind::OpKind;
+pub use preview::{explain, explain_on, explain_on_topology};
+
+pub(crate) use built::Built;
+pub(crate) use facts::{Surroundings, digest};
+pub(crate) use kind::Layer;
+pub(crate) use wishes::Wishes;
+
+use crate::delivery::Choice;
+use crate::tuner::Entry;
+use crate::{Direction, Group, OpSpec, Path, PathPreference, Result};
+use candidate::Ground;
+use facts::Facts;
+use model::Model;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use weigh::{Pick, Weighed};
+
+/// Up to so many ranks, each number of rows is planned by itself: that takes about a millisecond.
+const EXACT_RANKS: usize = 16;
+
+/// Which way calls with so many rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) path: Path,
+    pub(crate) source: PlanSource,
+    /// Tiles would have been mostly padding.
+    pub(crate) pads: bool,
+}
+
+/// Plans the calls of one operation.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    layer: Layer,
+    wishes: Wishes,
+    ground: Ground,
+    /// What speaks for a delivery where nothing else does.
+    usual_delivery: Choice,
+    model: Model,
+    tuned: Vec<Entry>,
+    max_m: usize,
+    built: Option<Built>,
+    /// Whose kernels' tiles are to be named.
+    group: Option<Group>,
+    chosen: Mutex<BTreeMap<usize, Chosen>>,
+}
+
+impl Planner {
+    /// Plans what `spec` is to be built for. Among processes it is a step that all take together.
+    pub(crate) fn new(group: &Group, op: OpKind, spec: &OpSpec) -> Result<Self> {
+        let layer = Layer::new(op, spec, group.world_size());
+        let facts = Facts::agreed(group, &layer)?;
+        let mut planner = Self {
+            ground: Ground {
+                orders: vec![spec.order.pattern(group, spec.direction.unwrap_or(Direction::Push))?],
+                through_host: facts.through_host(),
+                several_nodes: !group.members().space.reach().is_complete(),
+                tile: group.any_launcher().tile(spec.dtype)?,
+                padding_loses: group.backend() == flux_memory::Backend::Cuda,
+            },
+            usual_delivery: Choice::new(spec.delivery, group),
+            model: facts.machine.model()?,
+            tuned: facts.tuned,
+            layer,
+            wishes: Wishes::from(spec),
+            max_m: spec.max_m,
+            built: None,
+            group: Some(group.clone()),
+            chosen: Mutex::default(),
+        };
+        planner.built = Some(planner.build()?);
+        Ok(planner)
+    }
+
+    /// Which way calls of `m` rows go: planned at the first of them, and remembered.
+    pub(crate) fn choose(&self, m: usize) -> Result<Chosen> {
+        let m = self.planned_rows(m);
+        let lock = || self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&chosen) = lock().get(&m) {
+            return Ok(chosen);
+        }
+        let chosen = self.plan(m)?;
+        lock().insert(m, chosen);
+        Ok(chosen)
+    }
+
+    /// As calls of how many rows those of `m` rows are planned: with more ranks a simulation takes longer, and there are to be few.
+    fn planned_rows(&self, m: usize) -> usize {
+        let one_shot = m <= self.built().one_shot_rows;
+        let most = if one_shot { self.built().one_shot_rows } else { self.max_m };
+        if self.layer.world_size > EXACT_RANKS && m > 0 { m.next_power_of_two().min(most) } else { m }
+    }
+
+    fn plan(&self, m: usize) -> Result<Chosen> {
+        let span = tracing::debug_span!("plan", op = %self.layer.op, m);
+        let _span = span.enter();
+        if self.is_local() {
+            return Ok(Chosen { path: Path::Local, source: PlanSource::Model, pads: false });
+        }
+        let weighed = self.weigh(m, |plan| self.unfit(m, plan).is_none())?;
+        let fits = |of: &Weighed| self.unfit(m, &of.possible.plan).is_none();
+        let pick = self.pick(m, &weighed, fits)?;
+        let pads = weighed.iter().any(|of| of.pads.is_some());
+        let chosen = match pick {
+            Some(Pick { index, source, .. }) => {
+                Chosen { path: weighed[index].possible.plan.path, source, pads }
+            }
+            None => Chosen { path: self.wishes.taken(), source: self.source(), pads },
+        };
+        tracing::debug!(path = %chosen.path, source = %chosen.source, "planned");
+        Ok(chosen)
+    }
+
+    fn is_local(&self) -> bool {
+        self.layer.world_size == 1 && self.wishes.path == PathPreference::Auto
+    }
+
+    /// Who decides where nothing was measured.
+    fn source(&self) -> PlanSource {
+        if self.wishes.path == PathPreference::Auto { PlanSource::Model } else { PlanSource::Forced }
+    }
+
+    /// Why a call of the operation as it is built cannot go that way.
+    fn unfit(&self, m: usize, plan: &Plan) -> Option<String> {
+        self.built?.fits(plan, &self.layer, m)
+    }
+}

@@ -1,0 +1,93 @@
+//! Plans of operations that are not built, also on machines that are not at hand.
+
+use super::candidate::Ground;
+use super::kind::{Layer, OpKind};
+use super::machine::Description;
+use super::model::Model;
+use super::{Explain, Planner, Wishes};
+use crate::delivery::Choice;
+use crate::{Delivery, Error, Group, OpSpec, Result, TileShape};
+use flux_sim::Machine;
+use flux_swizzle::Pattern;
+use flux_topology::Topology;
+use std::sync::Mutex;
+
+/// The tile that GPUs' kernels are cut into if nothing speaks for another.
+const USUAL_TILE: TileShape = TileShape { rows: 128, columns: 128 };
+
+/// How calls of `m` rows of an operation of `group` would go that is built for `spec`, without building it. Among processes it is a
+/// step that all take together.
+pub fn explain(group: &Group, op: OpKind, spec: &OpSpec, m: usize) -> Result<Explain> {
+    check(spec, m)?;
+    Planner::new(group, op, spec)?.explain(m)
+}
+
+/// The same on a machine of the simulator with one rank on each GPU, which need not be at hand.
+pub fn explain_on(machine: &Machine, op: OpKind, spec: &OpSpec, m: usize) -> Result<Explain> {
+    check(spec, m)?;
+    let model = Model::Gpus { machine: Box::new(machine.clone()), within: None };
+    Planner::on(model, op, spec, machine.gpus())?.explain(m)
+}
+
+/// The same on the GPUs of a topology, at most `gpus` of the first machine, and `nodes` such machines. `name` is for people.
+pub fn explain_on_topology(
+    (name, topology): (&str, &Topology),
+    (gpus, nodes): (Option<usize>, usize),
+    op: OpKind,
+    spec: &OpSpec,
+    m: usize,
+) -> Result<Explain> {
+    check(spec, m)?;
+    let model = Description::of(name, topology, gpus, nodes)?.model()?;
+    let Model::Gpus { machine, .. } = &model else {
+        return Err(Error::NoMachine { reason: "it has no GPUs".into() });
+    };
+    let ranks = machine.gpus();
+    Planner::on(model, op, spec, ranks)?.explain(m)
+}
+
+fn check(spec: &OpSpec, m: usize) -> Result<()> {
+    spec.check()?;
+    if m > spec.max_m { Err(Error::TooManyRows { m, max_m: spec.max_m }) } else { Ok(()) }
+}
+
+impl Planner {
+    /// For an operation that nobody builds, on a machine that is not at hand.
+    pub(super) fn on(model: Model, op: OpKind, spec: &OpSpec, world_size: usize) -> Result<Self> {
+        let order = match (spec.order.given(world_size)?, &model) {
+            (Some(order), _) => order,
+            (None, Model::Host(_)) => Pattern::full_mesh(world_size),
+            (None, Model::Gpus { machine, .. }) => {
+                Pattern::nodes(machine.nodes(), &Pattern::full_mesh(machine.node().gpus))
+            }
+        };
+        let several_nodes = matches!(&model, Model::Gpus { machine, .. } if machine.nodes() > 1);
+        let on_host = matches!(model, Model::Host(_));
+        let usual_delivery = match (spec.delivery, on_host) {
+            (Delivery::Direct, _) => Choice::DirectAsAsked,
+            (Delivery::Relayed, _) => Choice::RelayedAsAsked,
+            (Delivery::Auto, true) => Choice::DirectOnTheHost,
+            (Delivery::Auto, false) => Choice::RelayedToOtherGpus,
+        };
+        let mut planner = Self {
+            ground: Ground {
+                orders: vec![order],
+                through_host: false,
+                several_nodes,
+                tile: USUAL_TILE,
+                padding_loses: !on_host,
+            },
+            usual_delivery,
+            model,
+            tuned: Vec::new(),
+            layer: Layer::new(op, spec, world_size),
+            wishes: Wishes::from(spec),
+            max_m: spec.max_m,
+            built: None,
+            group: None,
+            chosen: Mutex::default(),
+        };
+        planner.built = Some(planner.build()?);
+        Ok(planner)
+    }
+}

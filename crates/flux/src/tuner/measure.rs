@@ -1,0 +1,217 @@
+//! How long calls take that go one way or another, beside each other.
+
+use crate::planner::{OpKind, Plan};
+use crate::{
+    AgGemm, Buffer, DType, GemmAr, GemmRs, Group, Matrix, OpSpec, OperandParts, Operation, Part, Path,
+    PathPreference, Placement, Result, Stream,
+};
+use std::time::{Duration, Instant};
+
+/// So many calls make a sample at most: a stream's queue does not hold many more.
+const MOST_CALLS: f64 = 200.0;
+/// A sample lasts at least so long.
+const SAMPLE: Duration = Duration::from_millis(3);
+/// What is uploaded at a time.
+const BLOCK_BYTES: usize = 1 << 22;
+
+/// A plan's samples: the n-th of each was taken at about the same time.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Timing {
+    samples_us: Vec<f64>,
+    /// Their median.
+    pub(super) us: f64,
+    /// The distance of their quartiles over it.
+    pub(super) spread: f64,
+}
+
+/// An operation that goes one way, and nothing but that.
+struct Contender {
+    op: Box<dyn Operation>,
+    calls: usize,
+    times_us: Vec<f64>,
+}
+
+/// Operands of calls of `m` rows, of the ranks of this process.
+struct Operands<'g> {
+    group: &'g Group,
+    m: usize,
+    buffers: Vec<[Buffer; 3]>,
+    parts: Vec<OperandParts>,
+    streams: Vec<Stream>,
+}
+
+/// The operation that a plan is of.
+pub(super) fn forced(op: OpKind, spec: &OpSpec, m: usize, plan: &Plan) -> OpSpec {
+    let mut forced = OpSpec { max_m: m, tune_rows: Vec::new(), ..spec.clone() };
+    forced.path = match plan.path {
+        Path::Fused => PathPreference::Fused,
+        Path::Chunked => PathPreference::Chunked,
+        _ => PathPreference::Unfused,
+    };
+    forced.direction = Some(plan.direction);
+    forced.delivery = plan.delivery.unwrap_or(spec.delivery);
+    forced.chunk_rows = spec.chunk_rows.or(Some(plan.chunk_rows).filter(|&rows| rows > 0));
+    if op == OpKind::GemmAr {
+        forced.one_shot_rows = Some(if plan.one_shot { m } else { 0 });
+    }
+    forced
+}
+
+fn build(op: OpKind, group: &Group, spec: OpSpec) -> Result<Box<dyn Operation>> {
+    Ok(match op {
+        OpKind::AgGemm => Box::new(AgGemm::new(group, spec)?),
+        OpKind::GemmRs => Box::new(GemmRs::new(group, spec)?),
+        OpKind::GemmAr => Box::new(GemmAr::new(group, spec)?),
+    })
+}
+
+/// Times calls of `m` rows that go as each of `plans` says: in turn, `samples` times. Each rank's times are those of the slowest.
+/// `sampled` is told of each sample.
+pub(super) fn measure(
+    group: &Group,
+    (op, spec): (OpKind, &OpSpec),
+    (m, plans): (usize, &[Plan]),
+    samples: usize,
+    mut sampled: impl FnMut(),
+) -> Result<Vec<Timing>> {
+    let contender = |plan: &Plan| {
+        let op = build(op, group, forced(op, spec, m, plan))?;
+        Ok(Contender { op, calls: 1, times_us: Vec::new() })
+    };
+    let mut contenders: Vec<Contender> = plans.iter().map(contender).collect::<Result<_>>()?;
+    let Some(first) = contenders.first() else { return Ok(Vec::new()) };
+    let operands = Operands::place(group, &*first.op, m)?;
+    for contender in &mut contenders {
+        operands.time(contender)?; // loads, and plans
+        contender.calls = 2;
+        let us = operands.time(contender)?;
+        let calls = (SAMPLE.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(1.0, MOST_CALLS);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
+        let calls = calls as usize;
+        contender.calls = calls;
+    }
+    for sample in 0..samples {
+        // Each begins in turn, so that what comes first is not always the same.
+        let count = contenders.len();
+        for index in (0..count).map(|index| (index + sample) % count) {
+            let us = operands.time(&contenders[index])?;
+            contenders[index].times_us.push(us);
+            sampled();
+        }
+    }
+    Ok(contenders.into_iter().map(|contender| Timing::of(contender.times_us)).collect())
+}
+
+/// The median, and the distance of the quartiles.
+fn quartiles(mut values: Vec<f64>) -> (f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let at = |quarter: usize| values.get(values.len() * quarter / 4).copied().unwrap_or(f64::NAN);
+    (at(2), at(3) - at(1))
+}
+
+impl Timing {
+    pub(super) fn of(samples_us: Vec<f64>) -> Self {
+        let (us, distance) = quartiles(samples_us.clone());
+        Self { samples_us, us, spread: distance / us.max(f64::MIN_POSITIVE) }
+    }
+
+    /// The median of this over the other, sample by sample: what disturbs a machine for longer disturbs both. And by how much that is
+    /// uncertain: the standard error of a median, of values that are distributed normally.
+    pub(super) fn over(&self, other: &Self) -> Ratio {
+        let ratios: Vec<f64> = self.samples_us.iter().zip(&other.samples_us).map(|(a, b)| a / b).collect();
+        #[allow(clippy::cast_precision_loss)] // few
+        let count = ratios.len().max(1) as f64;
+        let (ratio, distance) = quartiles(ratios);
+        Ratio { ratio, uncertainty: 0.93 * distance / count.sqrt() }
+    }
+}
+
+/// How long one thing takes beside another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ratio {
+    pub(super) ratio: f64,
+    pub(super) uncertainty: f64,
+}
+
+impl<'g> Operands<'g> {
+    fn place(group: &'g Group, op: &dyn Operation, m: usize) -> Result<Self> {
+        let mut this = Self { group, m, buffers: Vec::new(), parts: Vec::new(), streams: Vec::new() };
+        let dtype = op.spec().dtype;
+        for rank in group.local_ranks() {
+            let (device, stream) = (group.device(rank)?, group.stream(rank)?);
+            let parts = op.parts(rank, m);
+            let matrix = |part: &Part, dtype: DType| {
+                let bytes = part.len().saturating_mul(dtype.bytes());
+                let buffer = Buffer::allocate(device, bytes, Placement::Device)?;
+                fill(&buffer, &stream, dtype, bytes)?;
+                Ok::<_, crate::Error>((Matrix::contiguous(buffer.address(), part.columns.len()), buffer))
+            };
+            let (a, a_buffer) = matrix(&parts[0], dtype)?;
+            let (b, b_buffer) = matrix(&parts[1], dtype)?;
+            let (c, c_buffer) = matrix(&parts[2], dtype.result())?;
+            this.buffers.push([a_buffer, b_buffer, c_buffer]);
+            this.parts.push(OperandParts::new([a, b, c]));
+            this.streams.push(stream);
+        }
+        Ok(this)
+    }
+
+    /// The time of one of a contender's calls in a row, on the slowest rank, in µs.
+    fn time(&self, contender: &Contender) -> Result<f64> {
+        let streams: Vec<&Stream> = self.streams.iter().collect();
+        self.group.barrier()?;
+        let begin = Instant::now();
+        for _ in 0..contender.calls {
+            // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
+            unsafe { contender.op.enqueue_parts(self.m, &self.parts, &streams)? };
+        }
+        self.synchronize()?;
+        let own = begin.elapsed().as_secs_f64();
+        self.group.check()?;
+        let all = self.group.all_gather(&own.to_le_bytes())?;
+        let seconds =
+            all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
+        #[allow(clippy::cast_precision_loss)] // few
+        Ok(seconds.fold(0.0, f64::max) * 1e6 / contender.calls as f64)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.streams.iter().try_for_each(|stream| Ok(stream.synchronize()?))
+    }
+}
+
+impl Drop for Operands<'_> {
+    fn drop(&mut self) {
+        // The buffers may be freed only when no stream uses them any more.
+        if let Err(error) = self.synchronize() {
+            tracing::warn!(%error, "after measuring");
+        }
+    }
+}
+
+/// Random numbers from ±0.5 to ±2: a GPU takes less power, and goes faster, for zeros.
+fn fill(buffer: &Buffer, stream: &Stream, dtype: DType, bytes: usize) -> Result<()> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = || {
+        // xorshift64
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut block = Vec::with_capacity(BLOCK_BYTES.min(bytes));
+    for offset in (0..bytes).step_by(BLOCK_BYTES) {
+        let length = BLOCK_BYTES.min(bytes - offset);
+        block.clear();
+        while block.len() < length {
+            let [low, high, ..] = random();
+            match dtype {
+                DType::Bf16 => block.extend([low, 0x3f | (high & 0x80)]),
+                DType::F16 => block.extend([low, 0x38 | (high & 0x83)]),
+                DType::E4m3 => block.push(0x30 | (low & 0x87)),
+            }
+        }
+        buffer.upload(stream, offset, &block[..length])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! The tuner: measures the best few candidates of the model on the machine, through the operations themselves, and keeps what it
+//! has found.
+
+mod cache;
+mod entry;
+mod measure;
+#[cfg(test)]
+mod tests;
+
+pub use entry::{Entry, Key, Measured};
+
+pub(crate) use cache::Cache;
+
+use crate::planner::{Explain, Layer, OpKind, Plan, Verdict};
+use crate::{Group, OpSpec, Path, Result};
+use measure::{Ratio, Timing, measure};
+
+/// How to tune.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TuneConfig {
+    /// For calls of how many rows; each is rounded up to a power of two.
+    pub rows: Vec<usize>,
+    /// Measures also what has been measured before. What was found then stays, unless something else is faster by more than the
+    /// measurements' uncertainty.
+    pub force: bool,
+    /// How many candidates are measured, those that the model expects to be the fastest; of each path at least one, in any case.
+    pub candidates: usize,
+    /// How often each is measured.
+    pub samples: usize,
+    /// Whether what is found is kept, for operations to go by.
+    pub keep: bool,
+}
+
+impl TuneConfig {
+    /// For calls of so many rows, with all else as it is by default.
+    pub fn new(rows: &[usize]) -> Self {
+        Self { rows: rows.to_vec(), force: false, candidates: 4, samples: 9, keep: true }
+    }
+}
+
+/// There are fewer; and more samples tell nothing new.
+const MOST_CANDIDATES: usize = 32;
+const MOST_SAMPLES: usize = 10_000;
+
+/// How far tuning has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TuneProgress {
+    /// Rows of the calls that are measured now.
+    pub m: usize,
+    /// Samples that have been taken.
+    pub done: usize,
+    /// Samples that there will be at most, of all numbers of rows together.
+    pub all: usize,
+}
+
+/// What was found for calls of so many rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TuneOutcome {
+    /// What is kept.
+    pub entry: Entry,
+    /// What would have been taken without measuring, and by how much it is slower than the fastest; if it was measured now, and not
+    /// before.
+    pub planned: Option<(Measured, Loss)>,
+}
+
+/// By how much something is slower.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loss {
+    /// In parts of the other's time: the median of pairs of samples.
+    pub by: f64,
+    /// The standard error of that.
+    pub uncertainty: f64,
+}
+
+/// Measures how calls of an operation of `group` that is built for `spec` go best, for each of the numbers of rows. What the caller
+/// has decided in `spec` stays decided; its `max_m` does not matter. Among processes it is a step that all take together.
+///
+/// Operations that are built afterwards go by it: those of the group, and of all groups whose [`crate::GroupConfig::tuning`] names
+/// the same file. Those that are built already do not.
+pub fn tune(
+    group: &Group,
+    op: OpKind,
+    spec: &OpSpec,
+    config: &TuneConfig,
+    mut progress: impl FnMut(TuneProgress),
+) -> Result<Vec<TuneOutcome>> {
+    let mut rows: Vec<usize> =
+        config.rows.iter().map(|rows| rows.clamp(&1, &(1 << 30)).next_power_of_two()).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    let layer = Layer::new(op, spec, group.world_size());
+    let (few, samples) = (config.candidates.clamp(1, MOST_CANDIDATES), config.samples.clamp(1, MOST_SAMPLES));
+    let each = (few + 2) * samples;
+    let mut outcomes = Vec::with_capacity(rows.len());
+    for (index, &m) in rows.iter().enumerate() {
+        let mut now = TuneProgress { m, done: index * each, all: rows.len() * each };
+        progress(now);
+        let key = group.surroundings()?.key(group, &layer, m);
+        let before = group.cache().get(&key).cloned();
+        // What rank 0 knows decides, on all ranks.
+        let known = group.all_gather(&[u8::from(before.is_some())])?;
+        let known = known.first().is_some_and(|known| known == &[1]);
+        if let Some(entry) = before.clone().filter(|_| known && !config.force) {
+            outcomes.push(TuneOutcome { entry, planned: None });
+            continue;
+        } else if known && !config.force {
+            continue; // another process knows it, and tells when it is needed
+        }
+        let spec = OpSpec { max_m: m, tune_rows: Vec::new(), ..spec.clone() };
+        let explain = crate::planner::explain(group, op, &spec, m)?;
+        let plans = best_few(&explain, few);
+        if plans.is_empty() {
+            continue; // nothing to choose
+        }
+        let timings = measure(group, (op, &spec), (m, &plans), samples, || {
+            now.done += 1;
+            progress(now);
+        })?;
+        let shard_rows = layer.shards(m)?.max_rows();
+        let kept = before.as_ref().and_then(|entry| entry.plans().next());
+        let kept = plans.iter().position(|plan| kept.is_some_and(|kept| kept.is_of(plan, shard_rows)));
+        let planned = Measured::new(&plans[0], shard_rows, timings[0].us, timings[0].spread);
+        let chosen = chosen(&timings, kept.unwrap_or(0));
+        let entry = match (before, kept) {
+            (Some(before), Some(kept)) if kept == chosen => before,
+            _ => entry(key, &plans, &timings, chosen, shard_rows),
+        };
+        tracing::info!(%op, m, plan = %plans[chosen], us = timings[chosen].us, "tuned");
+        if config.keep {
+            group.learn(&entry);
+        }
+        outcomes.push(TuneOutcome { entry, planned: Some((planned, loss(&timings))) });
+    }
+    Ok(outcomes)
+}
+
+/// The plan that would be taken, and then those that are expected to be the fastest; of each path at least one.
+fn best_few(explain: &Explain, count: usize) -> Vec<Plan> {
+    let possible =
+        explain.candidates.iter().filter(|of| of.predicted_us.is_some() || of.verdict == Verdict::Chosen);
+    let possible: Vec<&Plan> = possible.map(|of| &of.plan).collect();
+    let mut few: Vec<Plan> = possible.iter().take(count).map(|plan| (*plan).clone()).collect();
+    for path in [Path::Fused, Path::Unfused, Path::Chunked] {
+        if let Some(plan) = possible.iter().find(|plan| plan.path == path)
+            && !few.iter().any(|plan| plan.path == path)
+        {
+            few.push((*plan).clone());
+        }
+    }
+    few
+}
+
+/// The fastest beside the `incumbent`, which stays unless the other is faster by more than twice what that is uncertain by.
+fn chosen(timings: &[Timing], incumbent: usize) -> usize {
+    let beside = |index: usize| timings[index].over(&timings[incumbent]);
+    let surely = |&index: &usize| {
+        let Ratio { ratio, uncertainty } = beside(index);
+        ratio + 2.0 * uncertainty < 1.0
+    };
+    let faster = (0..timings.len()).filter(|&index| index != incumbent).filter(surely);
+    faster.min_by(|&a, &b| beside(a).ratio.total_cmp(&beside(b).ratio)).unwrap_or(incumbent)
+}
+
+/// By how much the first is slower than the fastest.
+fn loss(timings: &[Timing]) -> Loss {
+    let fastest = timings.iter().min_by(|a, b| a.us.total_cmp(&b.us));
+    match fastest.map(|fastest| timings[0].over(fastest)) {
+        Some(Ratio { ratio, uncertainty }) => Loss { by: ratio - 1.0, uncertainty },
+        None => Loss { by: 0.0, uncertainty: 0.0 },
+    }
+}
+
+fn entry(key: Key, plans: &[Plan], timings: &[Timing], chosen: usize, shard_rows: usize) -> Entry {
+    let mut order: Vec<usize> = (0..plans.len()).collect();
+    order.sort_by(|&a, &b| (a != chosen).cmp(&(b != chosen)).then(timings[a].us.total_cmp(&timings[b].us)));
+    let of =
+        |index: usize| Measured::new(&plans[index], shard_rows, timings[index].us, timings[index].spread);
+    Entry::new(key, order.into_iter().map(of).collect())
+}
+
+/// What an operation asks for when it is built: [`OpSpec::tune_rows`].
+pub(crate) fn lazily(group: &Group, op: OpKind, spec: &OpSpec) -> Result<()> {
+    if !spec.tune_rows.is_empty() && group.world_size() > 1 {
+        tune(group, op, spec, &TuneConfig::new(&spec.tune_rows), |_| {})?;
+    }
+    Ok(())
+}
