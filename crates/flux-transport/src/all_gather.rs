@@ -85,6 +85,8 @@ pub(crate) struct Rank {
     pub(crate) here: Vec<Option<Here>>,
     /// Per shard: when an exchange has brought it here, for copies that push it on.
     pub(crate) came: Vec<Option<Event>>,
+    /// Whether what this rank sends is read from among its gathered rows, where peers push.
+    sends_gathered: bool,
     /// The acknowledgements of all peers in reach. Pull: of those that fetch from this rank, before what they read is
     /// overwritten. Push: before its shard goes to all at once.
     pub(crate) all_acked: Arc<WaitPoint>,
@@ -136,14 +138,18 @@ impl AllGather {
             for received in part.receives().filter(|received| received.is_pushed_on) {
                 came[received.shard] = Some(Event::new(&members.devices[rank])?);
             }
+            let here = Here::all(&part, &signals, log, spec.op, (rank, &largest), arrived, !pulls)?;
+            let puts = link.exchange.as_ref().is_some_and(|exchange| exchange.with.put().is_some());
+            let sends_gathered = puts || !here.is_empty() || came.iter().any(Option::is_some);
             Ok::<_, Error>(Rank {
                 may_move: before_moving.wait_points(&signals, log, spec.op, rank, world_size)?,
                 may_fetch: passed.wait_points(&signals, log, spec.op, rank, fetched)?,
                 all_acked: acks.wait_point(&signals, log, spec.op, rank, acking.into_iter())?,
                 all_arrived: arrived.wait_point(&signals, log, spec.op, rank, others())?,
                 shard_arrived: Vec::new(),
-                here: Here::all(&part, &signals, log, spec.op, (rank, &largest), arrived, !pulls)?,
+                here,
                 came,
+                sends_gathered,
                 link,
                 part,
             })
@@ -355,16 +361,14 @@ impl AllGather {
     pub unsafe fn release(&self, rank: usize, epoch: u32, compute: &Stream) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         let link = &state.link;
-        // Peers must not overwrite what this rank still passes on.
-        let passes_on = !state.here.is_empty();
-        if passes_on {
-            link.join(compute)?;
+        if state.sends_gathered {
+            link.join(compute)?; // peers must not overwrite what is still to be sent
         }
         if self.spec.direction == Direction::Push {
             // SAFETY: the signals belong to this op.
             unsafe { self.acks.raise(&self.signals, compute, rank, self.others(rank), epoch)? };
         }
-        if !passes_on {
+        if !state.sends_gathered {
             link.join(compute)?;
         }
         link.release(compute)
