@@ -230,12 +230,13 @@ pub(super) unsafe fn enqueue(
     let limit = members.iter().map(|member| member.log.budget()).max().unwrap_or_default();
     // SAFETY: the caller's promise; the communicators are locked.
     if let Err(reason) = unsafe { group(nccl, targets.iter().map(|&(raw, _)| raw), limit, calls) } {
+        let failure = ExchangeFailure { peer: None, reason: reason.clone() };
+        let told = members.iter().map(|member| member.log.fail_exchange(failure.clone()));
+        let told: Vec<_> = told.collect();
         for (Member { communicator, .. }, lock) in members.iter().zip(&mut locks) {
             communicator.abort_locked(lock);
         }
-        for Member { log, .. } in members {
-            log.fail_exchange(ExchangeFailure { peer: None, reason: reason.clone() })?;
-        }
+        told.into_iter().collect::<Result<(), _>>()?;
         return Err(Error::Nccl { what, reason });
     }
     for (Member { communicator, stream, .. }, (slot, number)) in members.iter().zip(steps) {

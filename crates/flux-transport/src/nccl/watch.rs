@@ -12,6 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(5);
+/// How long after an error of NCCL's a lost rank may be named by the channel that formed the group.
+const NAMING_LIMIT: Duration = Duration::from_millis(500);
 
 /// The thread; it ends with this.
 #[derive(Debug)]
@@ -53,29 +55,48 @@ fn run(stop: &AtomicBool, watched: &Weak<Communicator>, log: &FaultLog, other: O
         std::thread::sleep(INTERVAL);
         let Some(communicator) = watched.upgrade() else { return };
         let has_given_up = log.has_given_up() || other.is_some_and(FaultLog::has_given_up);
-        let reason = reason(&communicator, has_given_up, &mut since);
-        let Some(reason) = reason else { continue };
-        // Somebody who uses it at this moment has a limit of his own.
-        if communicator.abort() {
-            tracing::error!(reason, "a NCCL communicator is aborted");
-            // After the abort, so that nobody is told before its kernels have been. A loss that is known already says more.
-            let failure = ExchangeFailure { peer: None, reason };
-            let told = if log.has_given_up() { Ok(()) } else { log.fail_exchange(failure) };
-            if let Err(error) = told {
+        let error = communicator.asynchronous_error();
+        let is_error = error.is_some();
+        let Some(reason) = reason(&communicator, error, has_given_up, &mut since) else { continue };
+        if is_error {
+            wait_for_name(|| {
+                stop.load(Ordering::Relaxed)
+                    || log.has_given_up()
+                    || other.is_some_and(FaultLog::has_given_up)
+            });
+        }
+        // Before the abort: it ends kernels, and who waits for their stream must not take what they leave for a result. A loss that
+        // is known already says more.
+        if !log.has_given_up() {
+            let failure = ExchangeFailure { peer: None, reason: reason.clone() };
+            if let Err(error) = log.fail_exchange(failure) {
                 tracing::error!(%error, "kernels could not be told of an aborted communicator");
             }
+        }
+        // Somebody who uses it at this moment has a limit of his own; then it is tried again.
+        if communicator.abort() {
+            tracing::error!(reason, "a NCCL communicator is aborted");
             return;
         }
+    }
+}
+
+/// Waits until `known` says that it is known which rank is lost, but not long: a peer that goes is an error of NCCL's, too.
+fn wait_for_name(known: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !known() && begin.elapsed() < NAMING_LIMIT {
+        std::thread::sleep(INTERVAL);
     }
 }
 
 /// Why the communicator is to be aborted, if it is.
 fn reason(
     communicator: &Communicator,
+    error: Option<nccl_sys::Error>,
     has_given_up: bool,
     since: &mut BTreeMap<usize, (u32, Instant)>,
 ) -> Option<String> {
-    if let Some(error) = communicator.asynchronous_error() {
+    if let Some(error) = error {
         return Some(error.to_string());
     }
     if has_given_up {
