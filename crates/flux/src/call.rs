@@ -44,7 +44,7 @@ pub struct OpSpec {
     pub levels: Levels,
     /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better, and over a slow link finer at one end
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
-    /// is best (finer chunks took 0.4 to 0.7 % longer, on two H200s).
+    /// is best where K is long (in four it took 3.6 % longer, on two H200s), and not where its way takes about as long as its GEMM.
     pub chunk_rows: Option<usize>,
     /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. Counted
     /// from the next rank around the world, whatever the order. By default none if the caller gives `chunk_rows`; else, where
