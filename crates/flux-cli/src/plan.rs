@@ -82,6 +82,7 @@ impl PlanArguments {
         spec.direction = self.transfer.map(Into::into);
         spec.delivery = self.delivery.into();
         (spec.chunk_rows, spec.one_shot_rows) = (self.chunk_rows, self.one_shot_rows);
+        self.group.apply_to(&mut spec);
         spec
     }
 }

@@ -47,7 +47,7 @@ pub struct ScatterSpec {
     /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.
     pub with_partial: bool,
     /// Whether a GEMM's tiles for other ranks are relayed ([`Scatter::relay`]); costs `world_size` slots of device memory,
-    /// in which the partial rows lie too unless peers pull them from pinned host memory. [`Scatter::to_all`] relays none.
+    /// in which the partial rows lie too unless peers pull them from pinned host memory, or GEMMs put. [`Scatter::to_all`] relays none.
     pub relayed: bool,
     /// Whether GEMMs put their tiles for ranks out of reach by themselves ([`Scatter::put_target`]), and do not leave them to the
     /// exchange, which must be by puts. [`Scatter::to_all`] does not.
@@ -200,7 +200,8 @@ impl Scatter {
         let placement = if pushed { Placement::Device } else { spec.placement };
         let partial = match &relay {
             _ if !spec.with_partial => None,
-            Some(relay) if placement == Placement::Device => Some(relay.memory()),
+            // What a GEMM has put may still be read when it has ended: then what is relayed from is not overwritten otherwise.
+            Some(relay) if placement == Placement::Device && puts.is_none() => Some(relay.memory()),
             _ => Some(Arc::new(allocate(spec.max_rows, placement)?)),
         };
         Ok(Self {

@@ -5,8 +5,9 @@ use flux_memory::Backend;
 
 /// How the tiles of a fused [`crate::GemmRs`], or of a [`crate::GemmAr`] in two steps, get to the ranks that sum them. The
 /// result is the same, bit by bit. Either way the source sends, whatever [`crate::Direction`] says; a one-shot
-/// [`crate::GemmAr`] always sends directly, to all ranks at once. What goes to ranks whose memory cannot be addressed, on other
-/// nodes, is relayed, unless the GEMM can put it there: with [`crate::Transport::Nvshmem`], if [`Delivery::Direct`] is asked for.
+/// [`crate::GemmAr`] always sends directly, to all ranks at once. What goes to other nodes first goes, either way, to a rank of the own
+/// node that sums it ([`crate::Levels`]); in one level it is relayed, unless the GEMM can put it there: with
+/// [`crate::Transport::Nvshmem`], if [`Delivery::Direct`] is asked for, by the portable kernel, whose last bits may differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// What was measured, or is clearly expected, to be faster. Where nothing speaks for either: relayed where the slots lie in pinned host memory, or on several GPUs; direct where all ranks share one GPU, whose

@@ -359,15 +359,19 @@ impl Group {
     /// Keeps what was measured: rank 0's process also in the file. One that cannot be written to costs a warning, and is not lost
     /// to this group.
     pub(crate) fn learn(&self, entry: &Entry) {
-        let mut known = Cache::clone(&self.cache());
-        known.add(entry.clone());
+        let mut written = Cache::default();
         if let Some(path) = self.0.config.tuning.as_deref().filter(|_| self.local_ranks().start == 0) {
             match Cache::write(path, std::slice::from_ref(entry)) {
-                Ok(written) => known = written,
+                Ok(all) => written = all,
                 Err(error) => tracing::warn!(%error, "what was measured is known to this group alone"),
             }
         }
-        *self.0.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(known));
+        let _read_first = self.cache();
+        let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = cache.as_deref().cloned().unwrap_or_default();
+        written.into_entries().for_each(|entry| known.add(entry));
+        known.add(entry.clone());
+        *cache = Some(Arc::new(known));
     }
 
     /// Numbers an operation, so that a fault can name it.

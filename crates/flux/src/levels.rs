@@ -22,7 +22,7 @@ pub enum Levels {
     /// Each rank's partial sums go to their owner, which adds all of them in rank order: the bits are those of one node.
     One,
     /// The ranks of a node first sum what they have for an owner on another one, in fp32, in rank order, and send the sum, rounded once.
-    /// The owner adds these and its own node's partial sums in the order of ranks. An error where that cannot be. No GEMM puts tiles
+    /// The owner adds these and its own node's partial sums in the order of nodes. An error where that cannot be. No GEMM puts tiles
     /// by itself. Takes two more slots for each other node.
     Two,
 }

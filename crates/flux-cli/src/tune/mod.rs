@@ -65,7 +65,8 @@ fn measure(arguments: &TuneArguments, group: &Group) -> Result<Vec<Row>, Error> 
         config.keep = !arguments.check;
         config.candidates = if arguments.check { usize::MAX } else { arguments.candidates };
         config.samples = arguments.samples.unwrap_or(config.samples);
-        let spec = OpSpec::new(whole.n, whole.k, whole.m, arguments.dtype.into());
+        let mut spec = OpSpec::new(whole.n, whole.k, whole.m, arguments.dtype.into());
+        arguments.group.apply_to(&mut spec);
         bar.set_message(format!("{op}: {shape}"));
         let outcomes = tune(group, op, &spec, &config, |progress| {
             let (done, all) = (progress.done as u64, progress.all.max(1) as u64);

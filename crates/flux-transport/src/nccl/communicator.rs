@@ -13,7 +13,7 @@ use nccl_sys::{
 };
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Enqueued steps whose budgets are kept apart: those of an operation that reduces and then gathers differ. A rank's steps come one
@@ -144,9 +144,17 @@ impl Communicator {
         Ok((slot, number))
     }
 
+    fn try_lock(&self) -> Option<MutexGuard<'_, Option<Raw>>> {
+        match self.raw.try_lock() {
+            Ok(lock) => Some(lock),
+            Err(TryLockError::Poisoned(lock)) => Some(lock.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// What the communicator has noticed by itself, if nobody uses it at this moment.
     pub(super) fn asynchronous_error(&self) -> Option<nccl_sys::Error> {
-        let lock = self.raw.try_lock().ok()?;
+        let lock = self.try_lock()?;
         let Raw(raw) = lock.as_ref()?;
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is alive; a place for the result.
@@ -172,7 +180,7 @@ impl Communicator {
 
     /// Ends the communicator, and its kernels: nothing is enqueued on it any more. False if somebody uses it at this moment.
     pub(super) fn abort(&self) -> bool {
-        self.raw.try_lock().map(|mut lock| self.abort_locked(&mut lock)).is_ok()
+        self.try_lock().map(|mut lock| self.abort_locked(&mut lock)).is_some()
     }
 
     fn abort_locked(&self, raw: &mut Option<Raw>) {

@@ -50,10 +50,14 @@ impl Facts {
         let find = || Ok(Self { machine: group.surroundings()?.machine.clone(), tuned: group.tuned(layer)? });
         let Some(peers) = group.members().space.peers() else { return find() };
         let own = if peers.rank() == 0 { find().map(Some) } else { Ok(None) };
-        // Who has found nothing says nothing, and no rank understands it.
-        let said =
-            own.as_ref().ok().and_then(|own| serde_json::to_vec(own.as_ref()?).ok()).unwrap_or_default();
-        let all = peers.exchange("agree on how to plan", Ok(said))?;
+        let said = match &own {
+            Ok(own) => Ok(own.as_ref().and_then(|own| serde_json::to_vec(own).ok()).unwrap_or_default()),
+            Err(error) => Err(flux_memory::Error::Failed {
+                what: "find out what calls are planned for".into(),
+                reason: error.to_string(),
+            }),
+        };
+        let all = peers.exchange("agree on how to plan", said)?;
         own?;
         let of_first = all.first().map(Vec::as_slice).unwrap_or_default();
         serde_json::from_slice(of_first).map_err(|error| Error::NoMachine { reason: error.to_string() })
@@ -125,12 +129,12 @@ impl Surroundings {
         };
         let config = group.config();
         let ways = (config.peer_memory, config.transport, config.sm_budget, group.local_ranks().len());
-        let topology = format!("{machine} {:?} {ways:?}", group.nodes());
         let kernels = match group.backend() {
             Backend::Host => env!("CARGO_PKG_VERSION").to_owned(),
             Backend::Cuda => digest(flux_launch::manifest()),
         };
-        let Layer { op, n, k, dtype, world_size } = *layer;
+        let Layer { op, n, k, dtype, world_size, asked, .. } = *layer;
+        let topology = format!("{machine} {:?} {ways:?} {asked:x}", group.nodes());
         Key {
             gpu: self.gpu.clone(),
             driver: self.driver.clone(),
@@ -146,12 +150,12 @@ impl Surroundings {
     }
 }
 
+/// The first 64 bits of a text's SHA-256.
+pub(crate) fn number(text: &str) -> u64 {
+    Sha256::digest(text.as_bytes()).iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
 /// The first 16 of a text's SHA-256's hexadecimal digits.
 pub(crate) fn digest(text: &str) -> String {
-    use std::fmt::Write as _;
-    let hash = Sha256::digest(text.as_bytes());
-    hash.iter().take(8).fold(String::new(), |mut digits, byte| {
-        let _ = write!(digits, "{byte:02x}"); // to a string nothing can fail
-        digits
-    })
+    format!("{:016x}", number(text))
 }

@@ -1,6 +1,7 @@
 //! What a plan is for.
 
-use crate::{DType, OpSpec};
+use super::facts::number;
+use crate::{DType, Levels, OpSpec};
 use flux_swizzle::Shards;
 use serde::{Deserialize, Serialize};
 
@@ -42,11 +43,21 @@ pub(crate) struct Layer {
     pub(crate) k: usize,
     pub(crate) dtype: DType,
     pub(crate) world_size: usize,
+    /// Between nodes, where it can be.
+    pub(crate) sums_in_nodes: bool,
+    /// A number of all that the caller has decided: what is measured then says nothing of calls that are free to go another way.
+    pub(crate) asked: u64,
 }
 
 impl Layer {
-    pub(crate) const fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
-        Self { op, n: spec.n, k: spec.k, dtype: spec.dtype, world_size }
+    pub(crate) fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
+        let &OpSpec { n, k, dtype, levels, path, direction, delivery, summation, push, .. } = spec;
+        let OpSpec { order, chunk_rows, taper, one_shot_rows, keep_gathered, .. } = spec;
+        let rows = (chunk_rows, taper, one_shot_rows, keep_gathered);
+        let asked = number(&format!(
+            "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
+        ));
+        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, asked }
     }
 
     /// Rows and columns of a rank's weight: of the largest.

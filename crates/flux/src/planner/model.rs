@@ -75,7 +75,8 @@ fn simulated(machine: &Machine, layer: &Layer, m: usize, plan: &Plan, starves: b
         _ => flux_sim::Path::Unfused,
     };
     let direct = plan.path == Path::Fused && plan.delivery == Some(Delivery::Direct);
-    let style = Style { pulls: plan.direction == Direction::Pull, stores: direct, starves, ..Style::FLUX };
+    let (pulls, sums_in_nodes) = (plan.direction == Direction::Pull, layer.sums_in_nodes);
+    let style = Style { pulls, stores: direct, starves, sums_in_nodes, ..Style::FLUX };
     let simulated = flux_sim::Plan {
         chunk_rows: Some(plan.chunk_rows).filter(|&rows| rows > 0 && !direct),
         pattern: Some(plan.order.clone()),

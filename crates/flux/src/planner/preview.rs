@@ -6,7 +6,7 @@ use super::machine::Description;
 use super::model::Model;
 use super::{Explain, Planner, Wishes};
 use crate::delivery::Choice;
-use crate::{Delivery, Error, Group, OpSpec, Result, TileShape};
+use crate::{Delivery, Direction, Error, Group, OpSpec, Result, TileShape};
 use flux_sim::Machine;
 use flux_swizzle::Pattern;
 use flux_topology::Topology;
@@ -57,6 +57,9 @@ impl Planner {
         let order = match (spec.order.given(world_size)?, &model) {
             (Some(order), _) => order,
             (None, Model::Host(_)) => Pattern::full_mesh(world_size),
+            (None, Model::Gpus { .. }) if spec.direction == Some(Direction::Pull) => {
+                Pattern::full_mesh(world_size)
+            }
             (None, Model::Gpus { machine, .. }) => {
                 Pattern::nodes(machine.nodes(), &Pattern::full_mesh(machine.node().gpus))
             }

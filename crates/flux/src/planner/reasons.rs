@@ -4,7 +4,7 @@ use super::candidate::Plan;
 use super::kind::{Layer, OpKind};
 use super::weigh::Weighed;
 use super::{Candidate, Explain, PlanSource, Planner, Verdict};
-use crate::{Path, PathPreference, Result, TileShape};
+use crate::{Error, Path, PathPreference, Result, TileShape};
 use flux_launch::Problem;
 use flux_memory::Backend;
 use flux_swizzle::Shards;
@@ -12,6 +12,9 @@ use flux_swizzle::Shards;
 impl Planner {
     /// Everything that speaks for the way of calls with `m` rows.
     pub(crate) fn explain(&self, m: usize) -> Result<Explain> {
+        if m > self.max_m {
+            return Err(Error::TooManyRows { m, max_m: self.max_m });
+        }
         Ok(Explain { m, ..self.explain_planned(self.planned_rows(m))? })
     }
 
@@ -71,7 +74,7 @@ impl Planner {
             let times = a.predicted_us.partial_cmp(&b.predicted_us).unwrap_or(std::cmp::Ordering::Equal);
             key(a).cmp(&key(b)).then(times)
         });
-        let Layer { op, n, k, dtype, world_size } = self.layer;
+        let Layer { op, n, k, dtype, world_size, .. } = self.layer;
         let (source, why) = match pick {
             Some(pick) => (pick.source, pick.why),
             None if self.is_local() => (PlanSource::Model, "one rank has nothing to communicate".to_owned()),

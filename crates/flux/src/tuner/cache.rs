@@ -1,8 +1,8 @@
 //! The file in which measurements are kept: for people to read, and for many processes to write to.
 //!
 //! It is replaced as a whole, so that who reads it sees one state or the next. Who writes holds the lock of a file beside it, reads
-//! what is there, and adds to it. What is damaged, or of another version, is not believed; and it is not lost either, but kept under
-//! another name when the file is written anew.
+//! what is there, and adds to it. What is damaged, or of an older version, is not believed; and it is not lost either, but kept under
+//! another name when the file is written anew. A file that cannot be read, or that a newer program has written, is left alone.
 
 use super::entry::{Entry, Key};
 use crate::{Error, Result};
@@ -49,12 +49,14 @@ enum Found {
     Whole(Cache),
     /// Some of it is not to be believed.
     Damaged(Cache, String),
+    /// It may be as it should, but not for this process.
+    NotOurs(String),
 }
 
 impl Found {
     fn cache(self) -> Cache {
         match self {
-            Found::Nothing => Cache::default(),
+            Found::Nothing | Found::NotOurs(_) => Cache::default(),
             Found::Whole(cache) | Found::Damaged(cache, _) => cache,
         }
     }
@@ -64,8 +66,12 @@ impl Cache {
     /// What the file at `path` says; nothing, with a warning, if that cannot be believed.
     pub(crate) fn read(path: &Path) -> Self {
         let found = read(path);
-        if let Found::Damaged(cache, reason) = &found {
-            tracing::warn!(?path, %reason, kept = cache.0.len(), "a tuning cache is ignored, in part or whole");
+        match &found {
+            Found::Damaged(cache, reason) => {
+                tracing::warn!(?path, %reason, kept = cache.0.len(), "a tuning cache is ignored, in part or whole");
+            }
+            Found::NotOurs(reason) => tracing::warn!(?path, %reason, "a tuning cache is ignored"),
+            Found::Nothing | Found::Whole(_) => {}
         }
         found.cache()
     }
@@ -82,6 +88,10 @@ impl Cache {
 
     pub(crate) fn add(&mut self, entry: Entry) {
         self.0.insert(entry.key().clone(), entry);
+    }
+
+    pub(crate) fn into_entries(self) -> impl Iterator<Item = Entry> {
+        self.0.into_values()
     }
 
     /// Those whose keys differ from `key` in the rows alone, in the order of these.
@@ -113,11 +123,12 @@ impl Cache {
             Found::Nothing => Self::default(),
             Found::Whole(cache) => cache,
             Found::Damaged(cache, reason) => {
-                let aside = beside(path, "damaged");
+                let aside = free_beside(path, "damaged");
                 tracing::warn!(?path, %reason, ?aside, "a tuning cache was damaged, or is another file; it is kept aside");
                 std::fs::rename(path, &aside).map_err(failed("keep aside what is there"))?;
                 cache
             }
+            Found::NotOurs(reason) => return Err(Error::TuningCache { path: path.to_owned(), reason }),
         };
         entries.iter().for_each(|entry| cache.add(entry.clone()));
         let text = cache.text();
@@ -163,6 +174,13 @@ fn beside(path: &Path, what: &str) -> PathBuf {
     name.into()
 }
 
+/// The same, and a number if there is such a file.
+fn free_beside(path: &Path, what: &str) -> PathBuf {
+    let numbered = (2..1000).map(|number| beside(path, &format!("{what}-{number}")));
+    let mut names = std::iter::once(beside(path, what)).chain(numbered);
+    names.find(|name| !name.exists()).unwrap_or_else(|| beside(path, what))
+}
+
 fn read(path: &Path) -> Found {
     let bytes = || {
         let file = File::open(path)?;
@@ -176,7 +194,7 @@ fn read(path: &Path) -> Found {
     match bytes() {
         Ok(bytes) => parse(&bytes),
         Err(error) if error.kind() == ErrorKind::NotFound => Found::Nothing,
-        Err(error) => Found::Damaged(Cache::default(), error.to_string()),
+        Err(error) => Found::NotOurs(format!("it cannot be read: {error}")),
     }
 }
 
@@ -188,6 +206,12 @@ fn parse(bytes: &[u8]) -> Found {
     };
     if document.format != FORMAT {
         return damaged(format!("it is {:?}, not {FORMAT:?}", document.format));
+    }
+    if document.version > VERSION {
+        let version = document.version;
+        return Found::NotOurs(format!(
+            "it is of version {version}, and this program knows version {VERSION}: name another file"
+        ));
     }
     if document.version != VERSION {
         return damaged(format!(

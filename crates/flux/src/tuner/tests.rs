@@ -215,7 +215,7 @@ fn what_is_no_cache_is_kept_aside() {
     let (entries, bytes) = original(&file);
     let text = String::from_utf8(bytes).unwrap();
     for (other, left) in [
-        (text.replace("\"version\": 1", "\"version\": 2"), 0),
+        (text.replace("\"version\": 1", "\"version\": 0"), 0),
         (text.replace("flux tuning cache", "other"), 0),
         ("#!/bin/sh\n".to_owned(), 0),
         (text.replace("207.4", "207.5"), 0),
@@ -228,8 +228,24 @@ fn what_is_no_cache_is_kept_aside() {
         let group = on_host(2, Some(file.clone()));
         group.learn(&some_entry(8));
         assert_eq!(Cache::read(&file).of_layer(&key(0)).len(), left + 1);
-        assert_eq!(std::fs::read_to_string(folder.path().join("tuning.json.damaged")).unwrap(), other);
+        let aside = folder.path().join("tuning.json.damaged");
+        assert_eq!(std::fs::read_to_string(&aside).unwrap(), other);
+        // What is kept aside next does not replace it.
+        std::fs::write(&file, "next").unwrap();
+        Cache::write(&file, &entries).unwrap();
+        assert_eq!(std::fs::read_to_string(&aside).unwrap(), other);
+        let second = folder.path().join("tuning.json.damaged-2");
+        assert_eq!(std::fs::read_to_string(&second).unwrap(), "next");
+        [aside, second].map(|aside| std::fs::remove_file(aside).unwrap());
     }
+    // A newer program's file is left alone, and what is measured is known to the group.
+    let newer = text.replace("\"version\": 1", "\"version\": 2");
+    std::fs::write(&file, &newer).unwrap();
+    let group = on_host(2, Some(file.clone()));
+    [8, 16].map(|m| group.learn(&some_entry(m)));
+    assert!([8, 16].iter().all(|&m| group.cache().get(&key(m)).is_some()));
+    assert!(Cache::write(&file, &entries).unwrap_err().to_string().contains("version 2"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
     let error = Cache::write(folder.path(), &entries).unwrap_err();
     assert!(error.to_string().contains("not a file"), "{error}");
     let group = on_host(2, Some(folder.path().into()));
