@@ -236,13 +236,13 @@ fn what_is_no_cache_is_kept_aside() {
         assert_eq!(std::fs::read_to_string(&aside).unwrap(), other);
         let second = folder.path().join("tuning.json.damaged-2");
         assert_eq!(std::fs::read_to_string(&second).unwrap(), "next");
-        [aside, second].map(|aside| std::fs::remove_file(aside).unwrap());
+        [aside, second].iter().for_each(|aside| std::fs::remove_file(aside).unwrap());
     }
     // A newer program's file is left alone, and what is measured is known to the group.
     let newer = text.replace("\"version\": 1", "\"version\": 2");
     std::fs::write(&file, &newer).unwrap();
     let group = on_host(2, Some(file.clone()));
-    [8, 16].map(|m| group.learn(&some_entry(m)));
+    [8, 16].iter().for_each(|&m| group.learn(&some_entry(m)));
     assert!([8, 16].iter().all(|&m| group.cache().get(&key(m)).is_some()));
     assert!(Cache::write(&file, &entries).unwrap_err().to_string().contains("version 2"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
