@@ -16,6 +16,7 @@ mod rendezvous;
 mod rows;
 mod scatter;
 mod scatter_exchange;
+mod scatter_partial;
 mod scatter_puts;
 mod shard_push;
 mod socket_exchange;

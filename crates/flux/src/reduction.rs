@@ -6,6 +6,8 @@
 //! Each rank's partial sum is accumulated in fp32, scaled, and rounded to the type of the result once; the owner sums these and
 //! the bias in fp32, and rounds once more. In f16, a partial sum beyond 65,504 overflows even if the whole does not.
 
+mod tables;
+
 use crate::call::{check_call, kernel_size};
 use crate::delivery;
 use crate::epilogue::check_bias;
@@ -18,13 +20,13 @@ use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::taper::{self, Overlap};
 use crate::{Delivery, Error, Group, Levels, Matrix, OpSpec, Result, Summation};
 use flux_launch::{
-    Activation, Destination, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS,
-    ScheduleTables, Slots, SumParams, Tiling,
+    Activation, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
-use flux_swizzle::{Chunks, Pattern, Shards, Taper, TileOrder, TileShape};
-use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, Target, TransferLog};
+use flux_swizzle::{Pattern, Shards, Taper, TileShape};
+use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
 use std::ops::Range;
+use tables::destinations;
 
 /// Slots' rows begin at multiples of 16 bytes, so that tiles are written and summed in full lines.
 const PITCH_ELEMENTS: usize = 8;
@@ -469,88 +471,4 @@ impl Reduction {
             Owners::All => Shards::new(m, 1)?,
         })
     }
-
-    /// Each tile's place at its destination, and what it waits for: if that is a slot, that the owner has summed what was
-    /// there before.
-    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
-        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        let in_reach = self.in_reach(rank);
-        // Destination by destination, in the order in which they leave, its own last; or each tile to all.
-        let shards = self.shards(m)?;
-        let (order, along) = match self.owners {
-            Owners::Shards => {
-                let order = TileOrder::reduce_scatter(shards, rank, tiling.shape, self.spec.n)?;
-                (order, self.scatter.order(rank))
-            }
-            Owners::All => (TileOrder::plain(m, tiling.shape, self.spec.n)?, &[0][..]),
-        };
-        let mut order = order.swept_by(tiling.group_rows);
-        let blocks = Chunks::new(shards, SIGNAL_ROWS)?;
-        let relayed = self.scatter.relayed_chunks(rank, m)?;
-        if let Some(chunks) = &relayed {
-            order = order.following(chunks, tiling.half_rows());
-        }
-        Ok(ScheduleTables::along(&order, along, |tile, entry| {
-            let gate = match self.owners {
-                Owners::Shards => self.scatter.target(rank, tile.shard).gate,
-                Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),
-            };
-            let chunks =
-                relayed.as_ref().filter(|_| self.scatter.relays(rank, tile.shard)).unwrap_or(&blocks);
-            let signal = chunks.index_of(tile.shard, tile.rows.start);
-            (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
-            entry.destination = number(match self.owners {
-                Owners::Shards => destination_of(&self.scatter, rank, tile.shard),
-                Owners::All => tile.shard,
-            });
-            entry.peer = number(match self.owners {
-                Owners::Shards => self.scatter.first_hop(rank, tile.shard),
-                Owners::All => tile.shard,
-            });
-            entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
-            entry.signal = number(signal);
-            entry.counter = number(tile.shard * self.scatter.blocks() + signal);
-        })?)
-    }
-
-    /// What calls of at most `spec.max_m` rows are launched from: the largest schedule is that of tiles that do not straddle
-    /// shards.
-    pub(crate) fn schedules(&self, spec: &OpSpec) -> Result<PerRank<Schedules>> {
-        let shards = Shards::new(spec.max_m, self.group.world_size())?;
-        let relayed = self.scatter.relayed_chunks(0, 0)?;
-        let extra = relayed.map_or(0, |chunks| chunks.signals());
-        PerRank::try_new(self.group.local_ranks(), |rank| {
-            Schedules::new(&self.group, rank, spec.dtype, (shards, extra), spec.n)
-        })
-    }
-}
-
-/// The entry among [`destinations`] of the tiles that `owner` sums: its number, but for the rank's own. What is folded in has the
-/// number of its slot, which the kernel knows its tiles by; so that entry and the one of this number have each other's place.
-fn destination_of(scatter: &Scatter, rank: usize, owner: usize) -> usize {
-    let own = scatter.own_source(rank);
-    match owner {
-        _ if owner == rank => own,
-        _ if owner == own => rank,
-        _ => owner,
-    }
-}
-
-/// Where `rank`'s tiles go: one entry per rank, as [`destination_of`] has them. A tile that
-/// goes to all takes all entries in turn: these begin with the next rank, so that no two ranks begin with the same, and are of
-/// the ranks in reach, from whose slots the others get it.
-fn destinations(
-    world_size: usize,
-    scatter: &Scatter,
-    rank: usize,
-    (owners, in_reach): (Owners, Range<usize>),
-) -> Vec<Destination> {
-    let first = if owners == Owners::All { rank + 1 } else { 0 };
-    (0..world_size)
-        .map(|index| (first + index) % world_size)
-        .filter(|peer| owners == Owners::Shards || in_reach.contains(peer))
-        .map(|peer| if owners == Owners::Shards { destination_of(scatter, rank, peer) } else { peer })
-        .map(|peer| scatter.target(rank, peer))
-        .map(|Target { slot, signals, .. }| Destination { slot, signals })
-        .collect()
 }
