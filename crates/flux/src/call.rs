@@ -143,7 +143,7 @@ pub(crate) fn check_call(group: &Group, spec: &OpSpec, rank: usize, m: usize, st
     check_stream(group, rank, stream)
 }
 
-/// The stream must run on the rank's device.
+/// The stream must run on the rank's device, and do what is enqueued.
 pub(crate) fn check_stream(group: &Group, rank: usize, stream: &Stream) -> Result<()> {
     let device = group.device(rank)?;
     let of_stream = stream.device();
@@ -154,6 +154,9 @@ pub(crate) fn check_stream(group: &Group, rank: usize, stream: &Stream) -> Resul
     };
     if !same {
         return Err(Error::WrongStream { stream: of_stream.to_string(), rank, device: device.to_string() });
+    }
+    if stream.is_capturing()? {
+        return Err(Error::Captured { rank });
     }
     Ok(())
 }

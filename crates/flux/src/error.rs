@@ -237,6 +237,15 @@ pub enum Error {
         /// Where the rank lives.
         device: String,
     },
+    /// The stream is being captured into a CUDA graph.
+    #[error(
+        "rank {rank}'s stream is being captured into a CUDA graph, but each call's signals have a number of their own, which a \
+         graph would repeat; end the capture before the call, and begin another one behind it"
+    )]
+    Captured {
+        /// The rank of the call.
+        rank: usize,
+    },
     /// The element type is not the one that the operation was built for.
     #[error("the operation was built for {built}, the tensors are {given}")]
     WrongDType {

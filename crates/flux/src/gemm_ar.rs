@@ -192,7 +192,7 @@ impl GemmAr {
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
-    /// a GPU are called together, with [`GemmAr::enqueue_all`].
+    /// a GPU are called together, with [`GemmAr::enqueue_all`]. It cannot be captured into a CUDA graph, and says so.
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`GemmArCall`] says, and reachable by the rank's device, until

@@ -4,7 +4,7 @@ use super::{CudaDevice, check, driver_error};
 use crate::{Address, Error, Result, WaitPoint};
 use cudarc::driver::sys::{
     self, CUDA_MEMCPY2D_st, CUevent, CUmemorytype, CUresult, CUstream, CUstreamBatchMemOpParams,
-    CUstreamBatchMemOpType,
+    CUstreamBatchMemOpType, CUstreamCaptureStatus,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -190,6 +190,14 @@ impl CudaStream {
         self.device.bind()?;
         // SAFETY: both handles are alive.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        self.device.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the handle is alive, and `status` a valid place for the result.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     pub(crate) fn synchronize(&self) -> Result<()> {
