@@ -64,8 +64,8 @@ pub(crate) struct GroupArguments {
     /// Makes this machine look like so many nodes, between whose ranks there is no way into each other's memory.
     #[arg(long, value_name = "N")]
     fake_nodes: Option<NonZeroUsize>,
-    /// In which order ranks exchange their shards: auto (all send to all within a node; between nodes, each shard goes to one rank of
-    /// each, which passes it on), full-mesh, ring, or as ranks are connected, like ring:0-3/4-7 (`flux topo` says what fits).
+    /// In which order ranks exchange their shards: auto (what fits, as `flux topo` says, or is expected or was measured to be faster),
+    /// full-mesh, ring, or as ranks are connected, like ring:0-3/4-7.
     #[arg(long, default_value_t = Order::Auto)]
     pub(crate) order: Order,
     /// gemm-rs, and gemm-ar in two steps: whether what goes to another node is summed in its own before.

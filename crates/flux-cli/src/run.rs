@@ -95,7 +95,7 @@ fn report(
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let PathChoice { path, delivery, summation, source, why } = choice;
+    let PathChoice { path, delivery, summation, source, why, .. } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
     let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {

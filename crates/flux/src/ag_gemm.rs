@@ -84,7 +84,7 @@ impl AgGemm {
             chunk_rows,
             taper,
             direction,
-            pattern: spec.order.pattern(group, direction)?,
+            pattern: built.order.clone(),
             placement,
             op,
             signal_loss,

@@ -24,7 +24,7 @@ use flux_launch::{
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
 use flux_swizzle::{Pattern, Shards, Taper, TileShape};
-use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
+use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
 use std::ops::Range;
 use tables::destinations;
 
@@ -82,7 +82,7 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        built: Built,
+        built: &Built,
         (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
@@ -130,8 +130,8 @@ impl Reduction {
             puts,
             sum_in_nodes: two_levels.then(|| NodeSums::shared(group, spec.dtype, (spec.n, pitch), op)),
             direction: built.direction,
-            // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
-            pattern: spec.order.pattern(group, Direction::Push)?,
+            // Nothing is passed on: it is the order in which tiles are computed.
+            pattern: built.order.clone(),
             placement: group.config().peer_memory,
             op,
             signal_loss: group.config().signal_loss,

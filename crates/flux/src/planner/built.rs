@@ -7,20 +7,23 @@ use super::weigh::Weighed;
 use crate::delivery::Choice;
 use crate::plan::{chunk_rows, one_shot_rows};
 use crate::{Delivery, Direction, Path, PathPreference, Result};
+use flux_swizzle::Pattern;
 
 /// What an operation is built for, however many rows a call has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) direction: Direction,
     pub(crate) delivery: Choice,
     pub(crate) chunk_rows: usize,
     pub(crate) one_shot_rows: usize,
+    /// Who sends to whom.
+    pub(crate) order: Pattern,
 }
 
 impl Planner {
     /// What the operation is built for; a planner that was made by [`Planner::new`] knows.
     pub(crate) fn built(&self) -> Built {
-        self.built.unwrap_or_else(|| self.usual())
+        self.built.clone().unwrap_or_else(|| self.usual())
     }
 
     /// What is built where nothing speaks for anything else.
@@ -29,12 +32,14 @@ impl Planner {
         let shard_rows = self.layer.shards(self.max_m).map_or(0, |shards| shards.max_rows());
         let row_bytes = self.layer.row_bytes();
         let one_shot = self.wishes.one_shot_rows.unwrap_or_else(|| one_shot_rows(row_bytes)).min(self.max_m);
+        let direction = match self.wishes.direction {
+            Some(direction) => direction,
+            None if through_host => Direction::Pull,
+            None => Direction::Push,
+        };
         Built {
-            direction: match self.wishes.direction {
-                Some(direction) => direction,
-                None if through_host => Direction::Pull,
-                None => Direction::Push,
-            },
+            direction,
+            order: self.ground.orders.usual(self.layer.op, direction),
             delivery: self.usual_delivery,
             chunk_rows: self.wishes.chunk_rows.unwrap_or_else(|| chunk_rows(row_bytes, shard_rows)),
             one_shot_rows: if self.layer.op == OpKind::GemmAr { one_shot } else { 0 },
@@ -47,7 +52,7 @@ impl Planner {
         if self.layer.world_size == 1 || self.max_m == 0 {
             return Ok(usual);
         }
-        let mut built = usual;
+        let mut built = usual.clone();
         if self.layer.op == OpKind::GemmAr && self.wishes.one_shot_rows.is_none() {
             built.one_shot_rows = self.one_shot_rows(usual.one_shot_rows)?;
         }
@@ -57,6 +62,9 @@ impl Planner {
         if let Some(pick) = self.pick(self.max_m, &weighed, in_steps)? {
             let plan = &weighed[pick.index].possible.plan;
             built.direction = self.wishes.direction.unwrap_or(plan.direction);
+            if !plan.one_shot {
+                built.order = plan.order.clone();
+            }
             built.delivery = match plan.delivery {
                 Some(delivery) if !plan.one_shot && delivery != usual.delivery.delivery() => {
                     Choice::planned(delivery)
@@ -100,6 +108,9 @@ impl Built {
         let moves = plan.delivery.is_none() || (layer.op == OpKind::GemmAr && !plan.one_shot);
         if moves && plan.direction != self.direction {
             return Some(format!("it was built to {}", self.direction));
+        }
+        if !plan.one_shot && plan.order != self.order {
+            return Some(format!("it was built to exchange in the order {}", self.order));
         }
         let delivery = self.delivery.delivery();
         if plan.delivery.is_some_and(|own| !plan.one_shot && own != delivery) {

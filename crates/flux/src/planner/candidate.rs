@@ -1,6 +1,7 @@
 //! The ways that a call can go.
 
 use super::kind::{Layer, OpKind};
+use super::orders::Orders;
 use super::wishes::Wishes;
 use crate::plan::{chunk_rows, one_shot_rows};
 use crate::{Delivery, Direction, Path, PathPreference, Result, TileShape};
@@ -86,8 +87,7 @@ pub(crate) fn order_name(order: &Pattern) -> &'static str {
 /// What the operation is built on, as far as it decides what can be done.
 #[derive(Clone, Debug)]
 pub(crate) struct Ground {
-    /// The orders that calls may take; the first is the one that is taken where nothing speaks for another.
-    pub(crate) orders: Vec<Pattern>,
+    pub(crate) orders: Orders,
     /// What peers access lies in pinned host memory of GPUs.
     pub(crate) through_host: bool,
     /// Some ranks cannot address each other's memory.
@@ -128,12 +128,12 @@ pub(crate) fn all(
         chunks.push(rows);
     }
     let mut plans = Vec::new();
-    for order in &ground.orders {
-        let mut add = |path, one_shot, direction, delivery, chunk_rows| {
-            let order = order.clone();
-            plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile: None });
-        };
-        for direction in [Direction::Push, Direction::Pull] {
+    for direction in [Direction::Push, Direction::Pull] {
+        for order in ground.orders.of(layer.op, direction) {
+            let mut add = |path, one_shot, direction, delivery, chunk_rows| {
+                let order = order.clone();
+                plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile: None });
+            };
             if layer.op == OpKind::AgGemm {
                 chunks.iter().for_each(|&rows| add(Path::Fused, false, direction, None, rows));
             } else if direction == Direction::Push || layer.op == OpKind::GemmAr {
@@ -149,12 +149,17 @@ pub(crate) fn all(
                     .for_each(|one_shot| add(Path::CommunicationOnly, one_shot > 0, direction, None, whole));
             }
         }
-        if layer.op == OpKind::GemmAr {
-            add(Path::Fused, true, Direction::Push, Some(Delivery::Direct), 0);
-            for direction in [Direction::Push, Direction::Pull] {
-                add(Path::Unfused, true, direction, None, 0);
-            }
-        }
+    }
+    if layer.op == OpKind::GemmAr {
+        // One-shot, all send to all, whatever the order.
+        let mut add = |path, direction, delivery| {
+            let order = Pattern::full_mesh(layer.world_size);
+            plans.push(Plan { path, one_shot: true, direction, delivery, chunk_rows: 0, order, tile: None });
+        };
+        add(Path::Fused, Direction::Push, Some(Delivery::Direct));
+        [Direction::Push, Direction::Pull]
+            .into_iter()
+            .for_each(|direction| add(Path::Unfused, direction, None));
     }
     let excluded = |plan: &Plan| {
         wishes.against(layer.op, plan, m).or_else(|| impossible(layer, ground, wishes, m, plan))

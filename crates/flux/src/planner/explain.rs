@@ -3,6 +3,7 @@
 use super::candidate::Plan;
 use super::kind::OpKind;
 use crate::DType;
+use flux_swizzle::Pattern;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -91,6 +92,9 @@ pub struct Explain {
     pub machine: String,
     /// What calls do.
     pub chosen: Plan,
+    /// Who sends to whom, as `--order` takes it: [`Plan::order`] of what is chosen serialises as its class alone.
+    #[serde(serialize_with = "text")]
+    pub order: Pattern,
     /// Who says so.
     pub source: PlanSource,
     /// Why, for people.
@@ -100,6 +104,10 @@ pub struct Explain {
     pub predicted_us: Option<f64>,
     /// All candidates: what was chosen, then the fastest first, and what is impossible last.
     pub candidates: Vec<Candidate>,
+}
+
+fn text<S: Serializer>(order: &Pattern, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(order)
 }
 
 #[allow(clippy::ref_option)] // as serde calls it
@@ -115,11 +123,7 @@ impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, world_size, machine, chosen, source, why, .. } = self;
         writeln!(f, "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {world_size} ranks on {machine}")?;
-        writeln!(
-            f,
-            "goes {chosen}, order {} ({source}: {why})",
-            super::candidate::order_name(&chosen.order)
-        )?;
+        writeln!(f, "goes {chosen}, order {} ({source}: {why})", self.order)?;
         let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
         let rows: Vec<[String; 6]> = std::iter::once(
             ["candidate", "order", "tile", "predicted us", "measured us", "verdict"].map(str::to_owned),

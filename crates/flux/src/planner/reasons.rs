@@ -92,6 +92,7 @@ impl Planner {
                 .first()
                 .filter(|of| of.verdict == Verdict::Chosen)
                 .and_then(|of| of.predicted_us),
+            order: chosen.order.clone(),
             chosen,
             source,
             why,
@@ -108,7 +109,7 @@ impl Planner {
             direction: built.direction,
             delivery: None,
             chunk_rows: if path == Path::Local { 0 } else { built.chunk_rows },
-            order: self.ground.orders[0].clone(),
+            order: built.order,
             tile: None,
         })
     }

@@ -24,7 +24,7 @@ pub(super) struct Pick {
 impl Planner {
     /// All candidates; those that are `wanted` and possible with what they are expected to take.
     pub(super) fn weigh(&self, m: usize, wanted: impl Fn(&Plan) -> bool) -> Result<Vec<Weighed>> {
-        let built_chunk = self.built.map(|built| built.chunk_rows);
+        let built_chunk = self.built.as_ref().map(|built| built.chunk_rows);
         let all = candidate::all(&self.layer, &self.ground, &self.wishes, (m, built_chunk))?;
         let entry = Entry::nearest(&self.tuned, m);
         let weigh = |mut possible: Possible| {
@@ -73,11 +73,11 @@ impl Planner {
         let full: Vec<usize> = open.iter().copied().filter(|index| !padded(index)).collect();
         let open = if full.is_empty() { open } else { full };
         let us = |index: usize| weighed[index].prediction.map(|prediction| prediction.us);
-        let usual = self.usual();
+        let built = self.built.clone().unwrap_or_else(|| self.usual());
         let goes = |path| {
             let is_usual = |&index: &usize| {
                 let plan = &weighed[index].possible.plan;
-                plan.path == path && self.built.unwrap_or(usual).fits(plan, &self.layer, m).is_none()
+                plan.path == path && built.fits(plan, &self.layer, m).is_none()
             };
             open.iter().copied().find(is_usual)
         };

@@ -1,6 +1,7 @@
 //! What was measured of one layer for about so many rows.
 
 use crate::planner::{OpKind, Plan, digest};
+use flux_swizzle::Pattern;
 use serde::{Deserialize, Serialize};
 
 /// What decides how long calls take: what was measured under one key says nothing of another.
@@ -43,6 +44,8 @@ pub struct Measured {
     pub delivery: Option<String>,
     /// In how many chunks a shard travelled.
     pub chunks_per_shard: usize,
+    /// Who sent to whom.
+    pub order: String,
     /// The median time of a call, in µs.
     pub us: f64,
     /// The distance of the quartiles over that.
@@ -67,6 +70,7 @@ impl Measured {
             direction: plan.direction.to_string(),
             delivery: plan.delivery.map(|delivery| delivery.to_string()),
             chunks_per_shard: chunks_per_shard(plan, shard_rows),
+            order: plan.order.to_string(),
             us: (us * 10.0).round() / 10.0,
             spread: (spread * 1000.0).round() / 1000.0,
         }
@@ -84,6 +88,7 @@ impl Measured {
             && known(&self.direction, &["push", "pull"])
             && self.delivery.as_ref().is_none_or(|delivery| known(delivery, &["direct", "relayed"]))
             && self.chunks_per_shard > 0
+            && self.order.parse::<Pattern>().is_ok()
             && self.us.is_finite()
             && self.us > 0.0
             && self.spread.is_finite()

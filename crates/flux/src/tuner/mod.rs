@@ -13,7 +13,8 @@ pub(crate) use cache::Cache;
 
 use crate::planner::{Explain, Layer, OpKind, Plan, Verdict};
 use crate::{Group, OpSpec, Path, Result};
-use measure::{Ratio, Timing, measure};
+use measure::{Ratio, Timing, measure, samples_of};
+use std::collections::BTreeSet;
 
 /// How to tune.
 #[derive(Clone, Debug)]
@@ -91,7 +92,7 @@ pub fn tune(
     rows.dedup();
     let layer = Layer::new(op, spec, group.world_size());
     let (few, samples) = (config.candidates.clamp(1, MOST_CANDIDATES), config.samples.clamp(1, MOST_SAMPLES));
-    let each = (few + 2) * samples;
+    let each = samples_of(few + 2, samples);
     let mut outcomes = Vec::with_capacity(rows.len());
     for (index, &m) in rows.iter().enumerate() {
         let mut now = TuneProgress { m, done: index * each, all: rows.len() * each };
@@ -140,7 +141,12 @@ fn best_few(explain: &Explain, count: usize) -> Vec<Plan> {
     let possible =
         explain.candidates.iter().filter(|of| of.predicted_us.is_some() || of.verdict == Verdict::Chosen);
     let possible: Vec<&Plan> = possible.map(|of| &of.plan).collect();
-    let mut few: Vec<Plan> = possible.iter().take(count).map(|plan| (*plan).clone()).collect();
+    // Of each other order the best, first of all: in many of its ways one goes about as well as another.
+    let mut orders = BTreeSet::new();
+    let (first, rest): (Vec<&Plan>, Vec<&Plan>) = possible
+        .iter()
+        .partition(|plan| plan.order == explain.order || orders.insert(plan.order.to_string()));
+    let mut few: Vec<Plan> = first.into_iter().chain(rest).take(count).cloned().collect();
     for path in [Path::Fused, Path::Unfused, Path::Chunked] {
         if let Some(plan) = possible.iter().find(|plan| plan.path == path)
             && !few.iter().any(|plan| plan.path == path)
