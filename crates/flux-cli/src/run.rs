@@ -79,7 +79,8 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    let transfer = op.explain(operands.m)?.chosen.direction;
+    let chosen = op.explain(operands.m)?.chosen;
+    let (transfer, tile) = (chosen.direction, chosen.tile.unwrap_or(tile));
     let order = (op.pattern(), op.levels());
     report(arguments, operands, group, (columns, transfer), (choice, tile, chunk_rows, time), order)
 }

@@ -95,6 +95,8 @@ pub struct Explain {
     /// Who sends to whom, as `--order` takes it: [`Plan::order`] of what is chosen serialises as its class alone.
     #[serde(serialize_with = "text")]
     pub order: Pattern,
+    /// Who says which tile the GEMM is cut into: [`Plan::tile`] of what is chosen.
+    pub tile_source: PlanSource,
     /// Who says so.
     pub source: PlanSource,
     /// Why, for people.
@@ -123,7 +125,9 @@ impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, world_size, machine, chosen, source, why, .. } = self;
         writeln!(f, "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {world_size} ranks on {machine}")?;
-        writeln!(f, "goes {chosen}, order {} ({source}: {why})", self.order)?;
+        let tile =
+            chosen.tile.map_or_else(String::new, |tile| format!(", tile {tile} ({})", self.tile_source));
+        writeln!(f, "goes {chosen}, order {}{tile} ({source}: {why})", self.order)?;
         let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
         let rows: Vec<[String; 6]> = std::iter::once(
             ["candidate", "order", "tile", "predicted us", "measured us", "verdict"].map(str::to_owned),
@@ -132,7 +136,7 @@ impl fmt::Display for Explain {
             [
                 plan.to_string(),
                 super::candidate::order_name(&plan.order).to_owned(),
-                plan.tile.map_or_else(|| "-".to_owned(), |tile| format!("{}x{}", tile.rows, tile.columns)),
+                plan.tile.map_or_else(|| "-".to_owned(), |tile| tile.to_string()),
                 us(*predicted_us),
                 us(*measured_us),
                 verdict.to_string(),

@@ -24,6 +24,7 @@ mod preview;
 mod reasons;
 #[cfg(test)]
 mod tests;
+mod tiles;
 mod weigh;
 mod wishes;
 
@@ -36,11 +37,12 @@ pub use preview::{explain, explain_on};
 pub(crate) use built::Built;
 pub(crate) use facts::{Surroundings, digest};
 pub(crate) use kind::Layer;
+pub(crate) use tiles::{expected, next_best};
 pub(crate) use wishes::Wishes;
 
 use crate::delivery::Choice;
 use crate::tuner::Entry;
-use crate::{Group, OpSpec, Path, PathPreference, Result};
+use crate::{Group, OpSpec, Path, PathPreference, Result, TileShape};
 use candidate::{Ground, order_name};
 use facts::Facts;
 use model::Model;
@@ -61,6 +63,8 @@ pub(crate) struct Chosen {
     pub(crate) pads: bool,
     /// The class of the order in which ranks exchange.
     pub(crate) order: &'static str,
+    /// The tile that was asked for, or measured to be the best.
+    pub(crate) tile: Option<TileShape>,
 }
 
 /// Plans the calls of one operation.
@@ -84,6 +88,7 @@ pub(crate) struct Planner {
 impl Planner {
     /// Plans what `spec` is to be built for. Among processes it is a step that all take together.
     pub(crate) fn new(group: &Group, op: OpKind, spec: &OpSpec) -> Result<Self> {
+        tiles::check(group, spec)?;
         let layer = Layer::new(op, spec, group.world_size());
         let facts = Facts::agreed(group, &layer)?;
         let mut planner = Self {
@@ -132,20 +137,33 @@ impl Planner {
         let span = tracing::debug_span!("plan", op = %self.layer.op, m);
         let _span = span.enter();
         if self.is_local() {
-            return Ok(Chosen { path: Path::Local, source: PlanSource::Model, pads: false, order: "none" });
+            return Ok(Chosen {
+                path: Path::Local,
+                source: PlanSource::Model,
+                pads: false,
+                order: "none",
+                tile: self.layer.tile,
+            });
         }
         let weighed = self.weigh(m, |plan| self.unfit(m, plan).is_none())?;
         let fits = |of: &Weighed| self.unfit(m, &of.possible.plan).is_none();
         let pick = self.pick(m, &weighed, fits)?;
         let pads = weighed.iter().any(|of| of.pads.is_some());
         let chosen = match pick {
-            Some(Pick { index, source, .. }) => {
+            Some(Pick { index, source, tile, .. }) => {
                 let plan = &weighed[index].possible.plan;
-                Chosen { path: plan.path, source, pads, order: order_name(&plan.order) }
+                let tile = self.layer.tile.or(tile);
+                Chosen { path: plan.path, source, pads, order: order_name(&plan.order), tile }
             }
             None => {
                 let order = order_name(&self.built().order);
-                Chosen { path: self.wishes.taken(), source: self.source(), pads, order }
+                Chosen {
+                    path: self.wishes.taken(),
+                    source: self.source(),
+                    pads,
+                    order,
+                    tile: self.layer.tile,
+                }
             }
         };
         tracing::debug!(path = %chosen.path, source = %chosen.source, "planned");

@@ -76,7 +76,13 @@ fn simulated(machine: &Machine, layer: &Layer, m: usize, plan: &Plan, starves: b
     };
     let direct = plan.path == Path::Fused && plan.delivery == Some(Delivery::Direct);
     let (pulls, sums_in_nodes) = (plan.direction == Direction::Pull, layer.sums_in_nodes);
-    let style = Style { pulls, stores: direct, starves, sums_in_nodes, ..Style::FLUX };
+    let tiles = layer.tile.and_then(|tile| {
+        let known = machine.node().gpu.tiles;
+        let asked =
+            known.iter().position(|known| (known.rows, known.columns) == (tile.rows, tile.columns))?;
+        known.get(asked..=asked)
+    });
+    let style = Style { pulls, stores: direct, starves, sums_in_nodes, tiles, ..Style::FLUX };
     let simulated = flux_sim::Plan {
         chunk_rows: Some(plan.chunk_rows).filter(|&rows| rows > 0 && !direct),
         pattern: Some(plan.order.clone()),

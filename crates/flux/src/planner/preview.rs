@@ -5,7 +5,7 @@ use super::kind::{Layer, OpKind};
 use super::machine::SimMachine;
 use super::model::Model;
 use super::orders::Orders;
-use super::{Explain, Planner, Wishes};
+use super::{Explain, Planner, Wishes, tiles};
 use crate::delivery::Choice;
 use crate::{Delivery, Error, Group, OpSpec, Result, TileShape};
 use flux_swizzle::Pattern;
@@ -42,6 +42,7 @@ impl Planner {
         spec: &OpSpec,
         world_size: usize,
     ) -> Result<Self> {
+        tiles::check_on(&model, spec)?;
         let several_nodes = matches!(&model, Model::Gpus { machine, .. } if machine.nodes() > 1);
         let on_host = matches!(model, Model::Host(_));
         let usual_delivery = match (spec.delivery, on_host) {

@@ -217,6 +217,48 @@ fn a_tuned_order_is_built() {
     assert_eq!(op.pattern(), &Pattern::ring(4));
 }
 
+/// What is asked for is cut, what was measured with another tile than the kernels' own choice is cut into that, and the explanation
+/// says who decided.
+#[test]
+fn tiles_are_asked_for_or_measured() {
+    let (group, spec) = (on_host(2), spec(256, 64, 256));
+    let tile = group.any_launcher().tile(DType::Bf16).unwrap();
+    let decided = |planner: &Planner| {
+        let explain = planner.explain(256).unwrap();
+        (planner.choose(256).unwrap().tile, explain.tile_source)
+    };
+    let planner = |spec: &OpSpec| Planner::new(&group, OpKind::GemmRs, spec);
+    assert_eq!(decided(&planner(&spec).unwrap()), (None, PlanSource::Model));
+    let asked = OpSpec { tile: Some(tile), ..spec.clone() };
+    assert_eq!(decided(&planner(&asked).unwrap()), (Some(tile), PlanSource::Forced));
+    let other = OpSpec { tile: Some(TileShape { rows: 1, ..tile }), ..spec.clone() };
+    let refused = crate::GemmRs::new(&group, other).unwrap_err();
+    assert!(
+        matches!(&refused, crate::Error::NoSuchTile { possible, .. } if possible == &[tile]),
+        "{refused}"
+    );
+    let before = planner(&spec).unwrap().explain(256).unwrap();
+    let key = group.surroundings().unwrap().key(&group, &Layer::new(OpKind::GemmRs, &spec, 2), 256);
+    let measured = Measured::new(&before.chosen, 128, 10.0, 0.0).cut_into(Some(tile));
+    group.learn(&Entry::new(key, vec![measured]));
+    let tuned = planner(&spec).unwrap();
+    assert_eq!(decided(&tuned), (Some(tile), PlanSource::Tuned));
+    assert!(tuned.explain(256).unwrap().to_string().contains("tile 64x128 (tuned)"));
+    // What was measured says nothing of calls of which something else is decided.
+    assert_eq!(decided(&planner(&asked).unwrap()), (Some(tile), PlanSource::Forced));
+    // The model reckons with what is asked for.
+    let explain_with = |tile| {
+        let spec = OpSpec { tile, ..OpSpec::new(8192, 8 * 3584, 4096, DType::Bf16) };
+        explain_on(&preset("hgx-h200"), OpKind::GemmRs, &spec, 4096).unwrap()
+    };
+    let low = explain_with(Some(TileShape { rows: 64, columns: 128 }));
+    assert_eq!(
+        (low.chosen.tile, low.tile_source),
+        (Some(TileShape { rows: 64, columns: 128 }), PlanSource::Forced)
+    );
+    assert!(low.predicted_us.unwrap() > 1.2 * explain_with(None).predicted_us.unwrap(), "{low}");
+}
+
 #[test]
 fn planning_takes_no_longer_than_a_call() {
     for (name, n, k) in [("hgx-h200", 8 * 6144, 12288), ("8xl20-pcie", 8 * 7168, 8192)] {
@@ -250,6 +292,7 @@ fn measured(plans: &[(&str, &str, Option<&str>, f64)], m: usize, key: &Key) -> E
         delivery: delivery.map(Into::into),
         chunks_per_shard: 1,
         order: "mesh:0-3".into(),
+        tile: None,
         us,
         spread: 0.01,
     };

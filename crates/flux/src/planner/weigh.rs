@@ -4,7 +4,7 @@ use super::candidate::{self, Plan, Possible, pads};
 use super::model::Prediction;
 use super::{PlanSource, Planner};
 use crate::tuner::Entry;
-use crate::{Path, PathPreference, Result};
+use crate::{Path, PathPreference, Result, TileShape};
 
 /// A candidate with all that is known of it.
 pub(super) struct Weighed {
@@ -19,6 +19,8 @@ pub(super) struct Pick {
     pub(super) index: usize,
     pub(super) source: PlanSource,
     pub(super) why: String,
+    /// The tile that was measured to be the best, if it is not the kernels' own choice.
+    pub(super) tile: Option<TileShape>,
 }
 
 impl Planner {
@@ -60,11 +62,12 @@ impl Planner {
         {
             let shard_rows = self.layer.shards(m)?.max_rows();
             let found = entry.plans().find_map(|measured| {
-                open.iter().copied().find(|&index| measured.is_of(&weighed[index].possible.plan, shard_rows))
+                let of = |&index: &usize| measured.is_of(&weighed[index].possible.plan, shard_rows);
+                Some((open.iter().copied().find(of)?, measured.tile()))
             });
-            if let Some(index) = found {
+            if let Some((index, tile)) = found {
                 let why = format!("measured with {} rows", entry.key().m);
-                return Ok(Some(Pick { index, source: PlanSource::Tuned, why }));
+                return Ok(Some(Pick { index, source: PlanSource::Tuned, why, tile }));
             }
         }
         // Where all would be padding, padding it is.
@@ -104,6 +107,6 @@ impl Planner {
             PlanSource::Forced => format!("the path as asked, the rest {why}"),
             _ => why,
         };
-        Ok(Some(Pick { index, source: self.source(), why }))
+        Ok(Some(Pick { index, source: self.source(), why, tile: None }))
     }
 }

@@ -53,6 +53,7 @@ pub(super) fn forced(op: OpKind, spec: &OpSpec, m: usize, plan: &Plan) -> OpSpec
     };
     forced.direction = Some(plan.direction);
     forced.delivery = plan.delivery.unwrap_or(spec.delivery);
+    forced.tile = spec.tile.or(plan.tile);
     if !plan.one_shot {
         forced.order = Order::Of(plan.order.clone());
     }

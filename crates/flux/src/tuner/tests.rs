@@ -34,6 +34,7 @@ fn plan(path: &str, us: f64) -> Measured {
         delivery: (path == "fused").then(|| "relayed".into()),
         chunks_per_shard: 2,
         order: "mesh:0-7".into(),
+        tile: (us < 205.0).then(|| "128x256".into()),
         us,
         spread: 0.013,
     }
