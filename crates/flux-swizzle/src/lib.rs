@@ -5,6 +5,7 @@
 extern crate alloc;
 
 mod chunk;
+mod chunk_rows;
 mod levels;
 mod order;
 mod pattern;
@@ -16,6 +17,7 @@ mod taper;
 mod tile_shape;
 
 pub use chunk::Chunks;
+pub use chunk_rows::ChunkRows;
 pub use levels::{SlotLayout, SlotPlace};
 pub use order::{RowTile, Tile, TileOrder};
 pub use pattern::{MOST_RANKS, Pattern};

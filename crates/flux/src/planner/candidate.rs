@@ -104,6 +104,15 @@ pub(crate) struct Possible {
     pub(crate) excluded: Option<String>,
 }
 
+const fn is_large_enough(layer: &Layer, rows: usize) -> bool {
+    rows.saturating_mul(layer.row_bytes()) >= LEAST_CHUNK_BYTES
+}
+
+/// Whether what travels at once, of so many rows, may also travel in several chunks.
+pub(crate) fn can_be_cut(layer: &Layer, rows: usize) -> bool {
+    PIECES.iter().any(|&pieces| pieces > 1 && is_large_enough(layer, rows.div_ceil(pieces)))
+}
+
 /// All ways of a call of `m` rows, also those that are out of the question.
 /// `built_chunk` is what the operation was built for.
 pub(crate) fn all(
@@ -119,7 +128,7 @@ pub(crate) fn all(
         None => PIECES.iter().map(|pieces| whole.div_ceil(*pieces).max(1)).collect(),
     };
     chunks.dedup();
-    let fine = |rows: usize| rows == whole || rows.saturating_mul(layer.row_bytes()) >= LEAST_CHUNK_BYTES;
+    let fine = |rows: usize| rows == whole || is_large_enough(layer, rows);
     chunks.retain(|&rows| fine(rows));
     if ground.through_host {
         chunks.truncate(1); // there, a taper cuts what is to be finer

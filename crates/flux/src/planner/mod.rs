@@ -100,7 +100,7 @@ impl Planner {
                 padding_loses: group.backend() == flux_memory::Backend::Cuda,
             },
             usual_delivery: Choice::new(spec.delivery, group),
-            model: facts.machine.model()?,
+            model: facts.machine.model()?.cut_into(spec.tile)?,
             tuned: facts.tuned,
             layer,
             wishes: Wishes::from(spec),

@@ -60,7 +60,7 @@ impl Planner {
                 padding_loses: !on_host,
             },
             usual_delivery,
-            model,
+            model: model.cut_into(spec.tile)?,
             tuned: Vec::new(),
             layer: Layer::new(op, spec, world_size),
             wishes: Wishes::from(spec),

@@ -114,7 +114,7 @@ impl Planner {
             one_shot: self.layer.op == OpKind::GemmAr && m <= built.one_shot_rows,
             direction: built.direction,
             delivery: None,
-            chunk_rows: if path == Path::Local { 0 } else { built.chunk_rows },
+            chunk_rows: if path == Path::Local { 0 } else { built.chunks.of(m) },
             order: built.order,
             tile: None,
         })

@@ -48,7 +48,9 @@ fn wishes_win_and_explanations_say_what_is_done() {
                     let built = planner.built();
                     assert!(direction.is_none_or(|direction| direction == built.direction));
                     assert!(delivery == Delivery::Auto || delivery == built.delivery.delivery());
-                    assert!(chunk_rows.is_none_or(|rows| rows == built.chunk_rows));
+                    assert!(
+                        chunk_rows.is_none_or(|rows| [0, 1, 200].iter().all(|&m| rows == built.chunks.of(m)))
+                    );
                     assert!(
                         op != OpKind::GemmAr || one_shot_rows.is_none_or(|rows| rows == built.one_shot_rows)
                     );
@@ -257,6 +259,41 @@ fn tiles_are_asked_for_or_measured() {
         (Some(TileShape { rows: 64, columns: 128 }), PlanSource::Forced)
     );
     assert!(low.predicted_us.unwrap() > 1.2 * explain_with(None).predicted_us.unwrap(), "{low}");
+}
+
+/// Calls of fewer rows than the most are cut by themselves: as was measured of them, or is expected.
+#[test]
+fn chunks_are_decided_for_each_number_of_rows() {
+    let (group, spec) = (on_host(2), OpSpec { path: PathPreference::Fused, ..spec(32, 8192, 512) });
+    let layer = Layer::new(OpKind::AgGemm, &spec, 2);
+    let auto = OpSpec { path: PathPreference::Auto, ..spec.clone() };
+    let free = Layer::new(OpKind::AgGemm, &auto, 2);
+    assert_ne!(layer.asked, free.asked);
+    // A row has 16 KiB: of a shard of 128 rows there may be two chunks.
+    for (m, chunk_rows) in [(512, 256), (256, 64)] {
+        let explain = Planner::new(&group, OpKind::AgGemm, &auto).unwrap().explain(m).unwrap();
+        let plan = Plan { chunk_rows, path: Path::Fused, delivery: None, ..explain.chosen };
+        let key = group.surroundings().unwrap().key(&group, &free, m);
+        group.learn(&Entry::new(key, vec![Measured::new(&plan, m / 2, 10.0, 0.0)]));
+    }
+    let op = crate::AgGemm::new(&group, auto).unwrap();
+    let unfused = OpSpec { path: PathPreference::Unfused, ..spec };
+    let unfused = crate::AgGemm::new(&group, unfused).unwrap();
+    let number = |index: usize| half::bf16::from_f32(f32::from(u8::try_from(index % 7).unwrap()) - 3.0);
+    let a: Vec<_> = (0..512 * 8192).map(|index| number(index + index / 8192)).collect();
+    let b: Vec<_> = (0..32 * 8192).map(|index| number(index / 3)).collect();
+    for (m, chunk_rows) in [(512, 256), (256, 64), (512, 256), (200, 64)] {
+        let explain = op.explain(m).unwrap();
+        let rows = explain.chosen.chunk_rows.min(m.div_ceil(2));
+        assert_eq!((rows, explain.source), (chunk_rows, PlanSource::Tuned), "{m}: {explain}");
+        let result = |op: &crate::AgGemm| {
+            let whole = crate::Whole::place(&group, op, &a[..m * 8192], &b, m).unwrap();
+            let path = whole.enqueue().unwrap().path;
+            (path, whole.result().unwrap())
+        };
+        let ((path, c), (_, expected)) = (result(&op), result(&unfused));
+        assert!(path == Path::Fused && c == expected, "{m}");
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) struct Pick {
 impl Planner {
     /// All candidates; those that are `wanted` and possible with what they are expected to take.
     pub(super) fn weigh(&self, m: usize, wanted: impl Fn(&Plan) -> bool) -> Result<Vec<Weighed>> {
-        let built_chunk = self.built.as_ref().map(|built| built.chunk_rows);
+        let built_chunk = self.built.as_ref().map(|built| built.chunks.of(m));
         let all = candidate::all(&self.layer, &self.ground, &self.wishes, (m, built_chunk))?;
         let entry = Entry::nearest(&self.tuned, m);
         let weigh = |mut possible: Possible| {
