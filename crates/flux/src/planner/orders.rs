@@ -25,11 +25,9 @@ impl Orders {
         let by_nodes = Order::Auto.pattern(group, Direction::Push)?;
         let fitting = match &facts.machine {
             _ if !Order::passes_on(group, Direction::Push) => Vec::new(),
-            // There no link is narrower than another; what passes on has less to do at a time, and more to wait for.
-            Place::Host(_) if op == OpKind::GemmRs || world_size < 3 => Vec::new(),
-            Place::Host(_) => {
-                vec![by_nodes.clone(), Pattern::full_mesh(world_size), Pattern::ring(world_size)]
-            }
+            // What goes over sockets is not in the host's model.
+            Place::Host(_) if op == OpKind::GemmRs || world_size < 3 || group.nodes().len() > 1 => Vec::new(),
+            Place::Host(_) => vec![by_nodes.clone(), Pattern::ring(world_size)],
             Place::Gpus(machine) => machine.orders(),
         };
         Ok(Self::new(world_size, fitting.into_iter().chain([by_nodes])))
