@@ -10,7 +10,7 @@ use std::path::Path;
 /// A machine, before it is said how much of it counts.
 pub(crate) enum Described {
     /// One of the simulator's own, with measured constants.
-    Known(Machine),
+    Known(Box<Machine>),
     /// One of `flux topo`, or a file's, and what it is called.
     Topology(String, Box<Topology>),
 }
@@ -20,7 +20,7 @@ impl Described {
     pub(crate) fn new(preset: Option<&str>, file: Option<&Path>) -> Result<Option<Self>, Error> {
         Ok(match (preset, file) {
             (Some(name), _) => Some(match Machine::preset(name, 1) {
-                Ok(machine) => Self::Known(machine),
+                Ok(machine) => Self::Known(Box::new(machine)),
                 Err(_) => {
                     let unknown = |_| Error::NoMachine { name: name.to_owned() };
                     Self::Topology(name.to_owned(), Box::new(Topology::preset(name).map_err(unknown)?))
