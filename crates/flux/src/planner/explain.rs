@@ -121,13 +121,19 @@ fn dtype<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(dtype)
 }
 
+/// No longer order is written out for people.
+const MOST_ORDER: usize = 80;
+
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, world_size, machine, chosen, source, why, .. } = self;
         writeln!(f, "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {world_size} ranks on {machine}")?;
         let tile =
             chosen.tile.map_or_else(String::new, |tile| format!(", tile {tile} ({})", self.tile_source));
-        writeln!(f, "goes {chosen}, order {}{tile} ({source}: {why})", self.order)?;
+        // Of many machines that would be a long line.
+        let order = Some(self.order.to_string()).filter(|order| order.len() <= MOST_ORDER);
+        let order = order.unwrap_or_else(|| super::candidate::order_name(&self.order).to_owned());
+        writeln!(f, "goes {chosen}, order {order}{tile} ({source}: {why})")?;
         let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
         let rows: Vec<[String; 6]> = std::iter::once(
             ["candidate", "order", "tile", "predicted us", "measured us", "verdict"].map(str::to_owned),
