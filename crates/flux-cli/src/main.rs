@@ -10,6 +10,7 @@ mod demo;
 mod error;
 mod files;
 mod launch;
+mod machine;
 mod output;
 mod plan;
 mod run;

@@ -97,6 +97,18 @@ impl CudaLauncher {
         Ok(smallest)
     }
 
+    /// Of Hopper's kernels, the smallest first; elsewhere the portable one's.
+    pub(crate) fn tiles(&self, dtype: DType) -> Result<Vec<TileShape>> {
+        if !self.has_hopper {
+            return Ok(vec![Self::tile(dtype)?]);
+        }
+        let shape =
+            |kernel: &KernelInfo| TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize };
+        let mut tiles: Vec<_> = hopper_kernels(dtype)?.map(shape).collect();
+        tiles.sort_unstable();
+        Ok(tiles)
+    }
+
     /// The ways to cut `problem`, each with the cycles that it is expected to take, the fastest first; one at least.
     pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {

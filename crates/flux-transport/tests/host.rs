@@ -1,7 +1,7 @@
 //! Every world size, uneven shards, both directions, calls of varying size in a row, on the host backend.
 
 use flux_memory::{Address, Buffer, Device, FaultLog, Placement, Stream};
-use flux_swizzle::{End, Shards, Taper};
+use flux_swizzle::{ChunkRows, End, Shards, Taper};
 use flux_transport::{
     AllGather, AllGatherSpec, Awaited, Chunk, DataTransfer, Direction, Error, Members, Pattern, PeerCopy,
     PushPlan, PushWay, Rows, Scatter, ScatterSpec, ShardPush, SignalLoss,
@@ -34,7 +34,7 @@ fn gather_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> Al
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         side_bytes: 0,
-        chunk_rows,
+        chunk_rows: chunk_rows.into(),
         taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
         direction,
         pattern: Pattern::full_mesh(world_size),
@@ -48,7 +48,7 @@ fn scatter_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> S
     ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
-        chunk_rows,
+        chunk_rows: chunk_rows.into(),
         taper: Taper::NONE,
         block_rows: 0,
         with_partial: true,
@@ -83,6 +83,11 @@ fn patterns(world_size: usize) -> Vec<Pattern> {
     ]
 }
 
+/// Small calls may be cut finer than large ones, and into more chunks.
+fn by_rows() -> ChunkRows {
+    ChunkRows::up_to([(7, 1), (40, 2), (MAX_ROWS, 16)])
+}
+
 #[test]
 fn all_gather_brings_every_row_to_every_rank() {
     for (world_size, pattern) in
@@ -97,6 +102,9 @@ fn all_gather_brings_every_row_to_every_rank() {
             let members = members(world_size, Duration::from_secs(20));
             let mut spec = gather_spec(world_size, direction, chunk_rows);
             spec.pattern = pattern.clone();
+            if chunk_rows == 4 {
+                spec.chunk_rows = by_rows();
+            }
             if chunk_rows == 5 {
                 spec.placement = Placement::PinnedHost;
             }
@@ -240,8 +248,11 @@ fn scatter_brings_every_row_into_its_owners_slots() {
         {
             let members = members(world_size, Duration::from_secs(20));
             let build = if to_all { Scatter::to_all } else { Scatter::new };
-            let spec =
+            let mut spec =
                 ScatterSpec { pattern: pattern.clone(), ..scatter_spec(world_size, direction, chunk_rows) };
+            if chunk_rows == 4 {
+                spec.chunk_rows = by_rows();
+            }
             let scatter = build(Box::new(PeerCopy), &members, spec).unwrap();
             let slot_rows = if to_all { MAX_ROWS } else { MAX_ROWS.div_ceil(world_size) };
             assert_eq!(scatter.slot_rows(), slot_rows);

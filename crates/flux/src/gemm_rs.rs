@@ -61,7 +61,7 @@ impl GemmRs {
         check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let planner = Planner::new(group, OpKind::GemmRs, &spec)?;
-        let reduction = Reduction::new(group, &spec, planner.built(), (op, spec.max_m, Owners::Shards))?;
+        let reduction = Reduction::new(group, &spec, &planner.built(), (op, spec.max_m, Owners::Shards))?;
         let state = OpState::new(group, reduction.schedules(&spec)?)?;
         Ok(Self { spec, planner, reduction, state, group: group.clone() })
     }
