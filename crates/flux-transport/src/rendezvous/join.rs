@@ -14,8 +14,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// A host that is switched off answers nothing; it may have several addresses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Joins rank 0, and returns when the group is formed.
-pub(super) fn join(spec: &RendezvousSpec) -> Result<TcpStream, RendezvousError> {
+/// Joins rank 0, and returns when the group is formed; or when a rank is `lost`, as far as that can be known before.
+pub(super) fn join(
+    spec: &RendezvousSpec,
+    lost: &dyn Fn() -> Option<usize>,
+) -> Result<TcpStream, RendezvousError> {
     let deadline = Instant::now() + spec.forming_timeout;
     let mut wait = FIRST_PAUSE;
     loop {
@@ -40,6 +43,9 @@ pub(super) fn join(spec: &RendezvousSpec) -> Result<TcpStream, RendezvousError> 
             Err(error) => return Err(error),
         };
         tracing::debug!(rank = spec.rank, address = spec.address(), failure, "no rank 0 yet");
+        if let Some(rank) = lost() {
+            return Err(RendezvousError::Lost { rank });
+        }
         pause(wait, deadline);
         wait = (wait * 2).min(LONGEST_PAUSE);
         // Before another attempt, which would fail for want of time, and say no more than that.

@@ -36,12 +36,13 @@ enum Outcome {
 }
 
 /// Waits for the `expected` ranks to come to sockets that do not block, and returns their connections: `[rank]`, with none for the
-/// others.
+/// others. Gives up when a rank is `lost`, as far as that can be known before the group is formed.
 pub(super) fn gather(
     spec: &RendezvousSpec,
     listeners: &[TcpListener],
     deadline: Instant,
     expected: &[usize],
+    lost: &dyn Fn() -> Option<usize>,
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
     let mut door = Door::new(spec, expected);
     let formed = loop {
@@ -51,6 +52,9 @@ pub(super) fn gather(
         if door.missing().is_empty() {
             door.welcome_all();
             break Ok(());
+        }
+        if let Some(rank) = lost() {
+            break Err(RendezvousError::Lost { rank });
         }
         if Instant::now() >= deadline {
             break Err(door.not_formed());
