@@ -9,6 +9,7 @@ use crate::error::Error;
 use clap::Args;
 use output::Pumps;
 use ranks::{Ending, Ranks};
+pub(crate) use signals::is_ignored;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
