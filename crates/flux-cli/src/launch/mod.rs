@@ -85,9 +85,13 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<ExitCode, Error> {
         // What ranks have left running would hold their output open.
         ranks.kill_groups();
     }
-    pumps.finish();
+    let written = pumps.finish();
     drop(ranks);
-    Ok(ExitCode::from(failed.map_or(0, |ending| ending.code())))
+    if !written {
+        say("what the ranks have printed could not all be written");
+    }
+    let unwritten = if written { 0 } else { 2 };
+    Ok(ExitCode::from(failed.map_or(unwritten, |ending| ending.code())))
 }
 
 fn say(line: &str) {

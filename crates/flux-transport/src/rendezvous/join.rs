@@ -3,6 +3,7 @@
 use super::deadline::remaining;
 use super::error::RendezvousError;
 use super::handshake::{JoinFailure, await_welcome, introduce};
+use super::liveness::grace;
 use super::resolve::{pause, resolve};
 use super::spec::RendezvousSpec;
 use std::io::{Error, ErrorKind};
@@ -86,7 +87,8 @@ fn meet(spec: &RendezvousSpec, address: &SocketAddr, deadline: Instant) -> Resul
     stream.set_nodelay(true)?;
     let in_time = deadline.min(Instant::now() + spec.handshake_timeout * 2);
     introduce(&stream, &spec.terms(), spec.rank, in_time)?;
-    await_welcome(&stream, deadline)?;
+    // Rank 0, which knows who is missing, speaks first.
+    await_welcome(&stream, deadline + grace(spec.forming_timeout))?;
     Ok(stream)
 }
 
