@@ -236,10 +236,9 @@ impl CudaLauncher {
             let rows = u32::try_from(tiling.shape.rows).unwrap_or(u32::MAX);
             let id = KernelId::Hopper(dtype, rows, columns);
             let kernel = self.load(id)?;
-            // Blocks that come early hold SMs: not where what they wait for may itself wait for kernels that need some. Pairs
-            // come late as it is: 64 × 6144 × 12288 of e4m3 took 30 instead of 28 µs.
-            let early =
-                policy == Policy::Plain && self.sharing == 1 && !self.one_per_sm && !tiling.is_in_pairs();
+            // Blocks that come early hold SMs: not where what they wait for may itself wait for kernels that need some.
+            let alone = self.sharing == 1 && !self.one_per_sm;
+            let early = policy == Policy::Plain && alone && tiling.may_begin_early(params, dtype);
             let params = hopper::params(kernel.info, launch, params, scratch, early)?;
             let (units, cluster) = (params.units(), params.cluster());
             let Some(records) = records else {
