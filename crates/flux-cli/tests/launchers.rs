@@ -1,18 +1,22 @@
-//! Groups of processes are right in every way: started by `flux launch`, and told who they are as Open MPI and Slurm do it. (The whole
-//! table of shapes is tried with torchrun's variables, in `tests/tests/processes.rs`.)
+//! Groups of processes are right in every way: started by `flux launch`, and told who they are as Open MPI and Slurm do it. (And with
+//! torchrun's variables in `tests/tests/processes.rs`.)
 
 use flux::{BackendChoice, Group, GroupConfig};
-use flux_tests::table::{Case, check_bf16};
+use flux_tests::table::{CASES, Case, EDGES, check_bf16};
 use std::process::{Command, Stdio};
 
-/// What each process runs.
+/// What each process runs: the table's shapes of its world size, or else one with tails.
 #[test]
 #[ignore = "the other tests run it as the ranks of a group"]
 fn rank() {
     let mut config = GroupConfig::default();
     config.backend = BackendChoice::Host;
     let group = Group::from_env_with(config).unwrap();
-    check_bf16(Case { m: 67, n: 40, k: 24, world_size: group.world_size() }, &|_| group.clone());
+    let world_size = group.world_size();
+    let tails = Case { m: 67, n: 40, k: 24, world_size };
+    for case in CASES.into_iter().chain(EDGES).chain([tails]).filter(|case| case.world_size == world_size) {
+        check_bf16(case, &|_| group.clone());
+    }
 }
 
 const ONE_RANK: [&str; 5] = ["--exact", "rank", "--ignored", "--test-threads", "1"];
