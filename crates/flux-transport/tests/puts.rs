@@ -235,6 +235,18 @@ fn row_of(source: usize, row: usize, epoch: u32) -> [u8; ROW_BYTES] {
     bytes
 }
 
+/// `rank`'s part of call `epoch`: its partial rows, on their way.
+fn send_partial(scatter: &Scatter, rank: usize, (rows, epoch): (usize, u32), stream: &Stream) {
+    let partial: Vec<_> = (0..rows).flat_map(|row| row_of(rank, row, epoch)).collect();
+    // SAFETY: all ranks make the same calls.
+    unsafe {
+        scatter.begin(rank, stream).unwrap();
+        stream.upload(scatter.partial(rank), &partial).unwrap();
+        scatter.stage(rank, epoch, stream).unwrap();
+        scatter.transfer(rank, epoch, rows, stream).unwrap();
+    }
+}
+
 /// Whole shards, as of calls whose GEMM has ended.
 #[test]
 fn partial_rows_are_put_to_their_owners() {
@@ -243,14 +255,7 @@ fn partial_rows_are_put_to_their_owners() {
             let (rank, scatter) = (own.rank, scatter(members, false));
             let stream = Device::host().stream().unwrap();
             for (epoch, rows) in [(1, 70), (2, 1), (3, 33)] {
-                let partial: Vec<_> = (0..rows).flat_map(|row| row_of(rank, row, epoch)).collect();
-                // SAFETY: all ranks make the same calls.
-                unsafe {
-                    scatter.begin(rank, &stream).unwrap();
-                    stream.upload(scatter.partial(rank), &partial).unwrap();
-                    scatter.stage(rank, epoch, &stream).unwrap();
-                    scatter.transfer(rank, epoch, rows, &stream).unwrap();
-                }
+                send_partial(&scatter, rank, (rows, epoch), &stream);
                 let arrived = |source| scatter.arrived(rank).add(source * size_of::<u32>());
                 (0..world_size).for_each(|source| await_word(arrived(source), epoch));
                 check_slots(&scatter, rank, world_size, (rows, epoch), &stream);
@@ -295,14 +300,7 @@ fn sums_of_nodes_are_put_to_their_owners() {
             );
             let stream = Device::host().stream().unwrap();
             for (epoch, rows) in [(1, 70), (2, 1), (3, 33), (4, 70)] {
-                let partial: Vec<_> = (0..rows).flat_map(|row| row_of(rank, row, epoch)).collect();
-                // SAFETY: all ranks make the same calls.
-                unsafe {
-                    scatter.begin(rank, &stream).unwrap();
-                    stream.upload(scatter.partial(rank), &partial).unwrap();
-                    scatter.stage(rank, epoch, &stream).unwrap();
-                    scatter.transfer(rank, epoch, rows, &stream).unwrap();
-                }
+                send_partial(&scatter, rank, (rows, epoch), &stream);
                 let range = shard(world_size, rank, rows);
                 for (slot, source) in scatter.source_ranks(rank).enumerate() {
                     await_word(scatter.arrived(rank).add(slot * size_of::<u32>()), epoch);
