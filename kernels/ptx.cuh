@@ -41,6 +41,11 @@ DEVICE u32 load_shared_4(u32 address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+DEVICE u16 load_shared_2(u32 address) {
+  u16 v;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
 DEVICE void store_shared_4(u32 address, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 
 DEVICE void store_shared_2(u32 address, u16 v) {
