@@ -233,31 +233,24 @@ DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 bl
 
 #include "hand_over.cuh"
 
-// Computes a unit, of so many times 64 rows of each warpgroup.
-DEVICE void compute(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, u32 shared,
-                    Ring<C::kStages>& stages, Ring<C::kBuffers>& pieces, u32 group, u32 thread) {
-  const u32 index = unit.tile + unit.part * p.split_tiles;
-#ifdef TRACE
-  barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
-#endif
-  if (thread == 0) trace(p, index, kTraceFirstStage + group);
-  multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
-  if (thread == 0) trace(p, index, kTraceMultiplied + group);
-  Giver giver{pieces, shared, group, thread / 32, thread % 32};
-  hand_over(p, unit, sums, blocks, stages, giver);
-  if (thread == 0) trace(p, index, kTraceHandedOver + group);
-}
-
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kStages> stages;
   Ring<C::kBuffers> pieces;
-  // Zeros that no tile needs: but where the first multiplication of a tile overwrote what was never written, older assemblers
-  // would take it for a hazard, and serialise all of them.
+  // Zeros that no tile needs. But where a tile's first multiplication overwrites what was never written, older assemblers take
+  // it for a hazard, and let none of them run beside another.
   Sums sums = {};
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
-    const bool half = C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, unit.tile)).rows);
-    compute(p, unit, sums, half ? 1 : C::kBlocksM, shared, stages, pieces, group, thread);
+    const u32 blocks = C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, unit.tile)).rows) ? 1 : C::kBlocksM;
+#ifdef TRACE
+    barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
+#endif
+    if (thread == 0) trace(p, index, kTraceFirstStage + group);
+    multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
+    if (thread == 0) trace(p, index, kTraceMultiplied + group);
+    Giver giver{pieces, shared, group, thread / 32, thread % 32};
+    hand_over(p, unit, sums, blocks, stages, giver);
+    if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
 }
 
@@ -268,7 +261,7 @@ DEVICE u32 end_of(const HopperParams& p, u32 entry) {
 
 // Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
 DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
-  const u32 kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
+  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
   const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
@@ -314,7 +307,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
       }
       if (lane == 0) {
         store_box_commit();  // groups are counted, empty ones too
-        if (issued >= kLag) {
+        if ((int)issued >= kLag) {
           store_box_wait_read<kLag>();
           barrier_arrive(first_free + 8 * ring.place);  // which the next piece takes: it went through this buffer kLag pieces ago
         }
@@ -323,7 +316,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
     if (lane == 0) {
       store_box_wait_read<0>();
 #pragma unroll 1
-      for (u32 i = min(issued, kLag); i > 0; --i) barrier_arrive(first_free + 8 * ((ring.place + C::kBuffers - i) % C::kBuffers));
+      for (u32 i = min(issued, (u32)kLag); i > 0; --i) barrier_arrive(first_free + 8 * ((ring.place + C::kBuffers - i) % C::kBuffers));
     }
     if (to_slots) {
       // The tile is there when both storers' pieces are.
