@@ -6,6 +6,20 @@
 
 #include "element.cuh"
 
+// A tile leaves piece by piece, which are alike: moves the sums of piece `next` to the place of the first one's, so that one
+// copy of what is done with them does for all. Registers have no index, and the driver would compile a copy for each piece. It
+// always writes there, also behind the last piece: what nobody reads any more needs no registers meanwhile.
+template <int kPieces, int kPieceSums, int kPiece = 1>
+DEVICE void bring_forward(float* sums, u32 next) {
+  if constexpr (kPiece + 1 < kPieces) {
+    if (next != kPiece) return bring_forward<kPieces, kPieceSums, kPiece + 1>(sums, next);
+  }
+  if constexpr (kPiece < kPieces) {
+#pragma unroll
+    for (int j = 0; j < kPieceSums; ++j) sums[j] = sums[kPiece * kPieceSums + j];
+  }
+}
+
 // Where a thread's first sum lies in the whole matrix, and where its rows and columns end.
 struct Corner {
   u32 row, end_row, column, end_column;

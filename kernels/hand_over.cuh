@@ -11,22 +11,6 @@ DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
   return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
 }
 
-DEVICE float* piece_of(Sums& sums, int piece) { return &sums[piece / C::kPiecesN][piece % C::kPiecesN * C::kPieceSums]; }
-
-// Moves the sums of piece `next` to the place of the first one's. So one copy of the code below does for all pieces, which the
-// driver would else compile for each: registers have no index. Always writes there: what nobody reads needs no registers.
-template <int kPiece = 1>
-DEVICE void bring_forward(Sums& sums, u32 next) {
-  if constexpr (kPiece + 1 < C::kPieces) {
-    if (next != kPiece) return bring_forward<kPiece + 1>(sums, next);
-  }
-  if constexpr (kPiece < C::kPieces) {
-    const float* from = piece_of(sums, kPiece);
-#pragma unroll
-    for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] = from[j];
-  }
-}
-
 // One of the two warpgroups, and its buffers for pieces.
 struct Giver {
   Ring<C::kBuffers>& ring;
@@ -60,7 +44,7 @@ DEVICE void hand_over_plain(const HopperParams& p, Sums& sums, u32 blocks, Giver
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
     if (piece == C::kPiecesN && blocks == 1) break;
-    float* d = piece_of(sums, piece);
+    float* d = &sums[0][0] + piece * C::kPieceSums;
     const u32 to = giver.await();
     if (ELEMENT::kScaled) {
 #pragma unroll
@@ -109,7 +93,7 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
       if (unit.parts > 1) sum_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
       finish_piece(p, unit.tile, sums[0], piece, blocks, folded, slots, giver);
     }
-    bring_forward(sums, ++piece);
+    bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece);
     if (leaving && piece == pieces) {
       if (!is_last_part(p, unit, giver.shared, giver.group, thread)) {
         giver.await();
