@@ -96,6 +96,17 @@ DEVICE u32 entry_of(const HopperParams& p, u32 tile) {
 DEVICE const RowTile& row_tile_of(const HopperParams& p, u32 entry) {
   return ((const RowTile*)p.gemm.row_tiles)[entry >> 16];
 }
+
+// The first column of the tile that a warpgroup multiplies.
+DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
+  return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
+}
+
+// The first row in the tile of a warpgroup's piece, if each has so many times 64 rows.
+DEVICE u32 first_row_of(u32 piece, u32 blocks, u32 group) {
+  return (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64;
+}
+
 // A tile of at most half the rows takes half the time.
 DEVICE bool is_half(u32 rows) { return C::kBlocksM == 2 && rows <= C::kTileM / 2; }
 
@@ -159,7 +170,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       const bool shares_a = is_shared(p, Sharing::a, index, entry), shares_b = is_shared(p, Sharing::b, index, entry);
       const bool two_a = may_be_two_a && p.a_boxes == 2 && !half;  // rows below are not loaded, nor are their results used
       const u32 bytes = ((two_a ? 2 : 1) * p.a_box_rows + tile_columns(p)) * C::kRowBytes;
-#pragma unroll (C::kTileM > 64 ? 1 : 4)
+#pragma unroll (C::kTileM > 64 ? 1 : 4)  // as `#pragma unroll 1` elsewhere: what is compiled once loads sooner
       for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
         const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
         const u32 full = shared + Layout::kFull + 8 * ring.place;
@@ -190,11 +201,12 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
 using Sums = float[C::kBlocksM][C::kSums];
 
 // Begins to multiply a stage's block of K, for 64 rows of the warpgroup.
-DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, u32 keep) {
+DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, bool keep) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < C::kRowBytes / 32; ++step) {
-    Wgmma<ELEMENT, C::kGroupN>::multiply(sums, tile_descriptor(a + 2 * step), tile_descriptor(b + 2 * step), step > 0 || keep);
+    const u64 a_tile = tile_descriptor(a + 2 * step), b_tile = tile_descriptor(b + 2 * step);
+    Wgmma<ELEMENT, C::kGroupN>::multiply(sums, a_tile, b_tile, step > 0 || keep);
   }
   wgmma_commit();
 }
@@ -214,7 +226,7 @@ DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 bl
     const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
     const bool keep = block != unit.begin;
     multiply_block(sums[0], a, b, keep);
-    // The block before is done; this one runs on.
+    // Below, the block before is done, and this one runs on.
     if (C::kBlocksM == 2 && blocks == 2) {
       multiply_block(sums[C::kBlocksM - 1], a + 64 * 128 / 16, b, keep);
       wgmma_wait<2>();
@@ -249,41 +261,41 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
     multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
     if (thread == 0) trace(p, index, kTraceMultiplied + group);
     Giver giver{pieces, shared, group, thread / 32, thread % 32};
-    hand_over(p, unit, sums, blocks, stages, giver);
+    hand_over(p, unit_at(p, afresh(index)), sums, blocks, stages, giver);
     if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
 }
 
 // What is behind the tile's last column.
 DEVICE u32 end_of(const HopperParams& p, u32 entry) {
-  return C::kTileN > 128 ? p.gemm.n : min(p.gemm.n, ((entry & 0xffff) + 1) * tile_columns(p));  // only narrowed ones end earlier
+  const bool may_be_narrowed = C::kTileN <= 128;
+  return may_be_narrowed ? min(p.gemm.n, ((entry & 0xffff) + 1) * tile_columns(p)) : p.gemm.n;
 }
 
 // Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
-DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
+DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
   const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
-  const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
   const bool scatters = p.gemm.destination_count > 0;
   const bool makes_pairs = p.gemm.activation == Activation::swiglu;  // then C has half the columns
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
-    const u32 entry = entry_of(p, unit_at(p, index).tile);
-    const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
+    const u32 of_entry = entry_of(p, unit_at(p, index).tile);
+    const RowTile& tile = row_tile_of(p, of_entry);  // looked up again where it is needed: registers are few
     const u32 blocks = is_half(tile.rows) ? 1 : C::kBlocksM;
     const bool to_slots = scatters && !is_folded(p.gemm, tile);
-    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
-    if (to_slots) dead = dead || !open_gate(p.gemm, tile, entry, lane);
-    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
+    if (to_slots && lane == 0 && of_group == 0) trace(p, index, kTraceGateBegin);
+    if (to_slots) dead = dead || !open_gate(p.gemm, tile, of_entry, lane);
+    if (to_slots && lane == 0 && of_group == 0) trace(p, index, kTraceGateEnd);
     bool kept = true;
     u32 issued = 0;
     for (; issued < blocks * C::kPiecesN && kept; ++issued) {
-      const u32 buffer = group * C::kBuffers + ring.place;
+      const u32 group = afresh(of_group), entry = afresh(of_entry), buffer = group * C::kBuffers + ring.place;
       barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
       ring.next();
       kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
       const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
-      const u32 row = (C::kSplitsN ? 0 : group * blocks * 64) + issued / C::kPiecesN * 64;
+      const u32 row = first_row_of(issued, blocks, group);
       const u32 column = first_column_of(p, entry, group) + issued % C::kPiecesN * C::kPieceN;
       if (kept && !(to_slots && dead) && row < tile.rows && column < end_of(p, entry)) {
         // Not `scatters ? .. : ..`: the compiler would keep the addresses of both.
@@ -292,8 +304,9 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
         if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
           const u32 rows = min(64u, tile.rows - row);
           const u64 pitch = scatters ? p.gemm.fold.ld_out : p.gemm.ldc;
-          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end_of(p, entry) / 2, lane);
-          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end_of(p, entry), lane);
+          const u32 end = end_of(p, entry);
+          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end / 2, lane);
+          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end, lane);
           __syncwarp();
         } else if (lane == 0) {
           if (to_slots) {  // rows behind the tile's end are the slot's own, or clipped
@@ -309,23 +322,27 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
         store_box_commit();  // groups are counted, empty ones too
         if ((int)issued >= kLag) {
           store_box_wait_read<kLag>();
-          barrier_arrive(first_free + 8 * ring.place);  // which the next piece takes: it went through this buffer kLag pieces ago
+          // The buffer of the piece that came kLag before is the next one's.
+          barrier_arrive(shared + Layout::kFree + 8 * (group * C::kBuffers + ring.place));
         }
       }
     }
     if (lane == 0) {
       store_box_wait_read<0>();
 #pragma unroll 1
-      for (u32 i = min(issued, (u32)kLag); i > 0; --i) barrier_arrive(first_free + 8 * ((ring.place + C::kBuffers - i) % C::kBuffers));
+      for (u32 i = min(issued, (u32)kLag); i > 0; --i) {
+        const u32 place = (ring.place + C::kBuffers - i) % C::kBuffers;
+        barrier_arrive(shared + Layout::kFree + 8 * (of_group * C::kBuffers + place));
+      }
     }
     if (to_slots) {
       // The tile is there when both storers' pieces are.
       if (lane == 0) store_box_wait(), fence_system();
-      if (lane == 0) trace(p, index, kTraceStored + group);
+      if (lane == 0) trace(p, index, kTraceStored + of_group);
       dead = named_barrier_or<2, 32 * C::kGroups>(dead);
-      if (kept && !dead && lane == 0 && group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
+      if (kept && !dead && lane == 0 && of_group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
     }
-    if (!to_slots && lane == 0) trace(p, index, kTraceStored + group);
+    if (!to_slots && lane == 0) trace(p, index, kTraceStored + of_group);
     __syncwarp();
   }
   if (lane == 0) store_box_wait();

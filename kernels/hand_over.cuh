@@ -6,11 +6,6 @@
 #include "fold.cuh"
 #include "parts.cuh"
 
-// The first column of the tile that a warpgroup multiplies.
-DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
-  return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
-}
-
 // One of the two warpgroups, and its buffers for pieces.
 struct Giver {
   Ring<C::kBuffers>& ring;
@@ -38,7 +33,7 @@ DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
   return alike && unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
 }
 
-// Hands a plain tile over: no piece's sums are moved.
+// Hands a plain tile over. This, most tiles' way, is compiled for each piece: no sums are moved.
 DEVICE void hand_over_plain(const HopperParams& p, Sums& sums, u32 blocks, Giver& giver) {
   const float scale = ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
 #pragma unroll
@@ -55,15 +50,15 @@ DEVICE void hand_over_plain(const HopperParams& p, Sums& sums, u32 blocks, Giver
   }
 }
 
-// Scales, adds the bias, applies the activation, rounds, and lays a piece out. A ReduceScatter has neither bias nor activation; if
-// the tile is folded, the slots and the bias are added to what is rounded.
+// Scales, adds the bias, applies the activation, rounds, and hands a piece over. A ReduceScatter has neither bias nor
+// activation; if the tile is folded, the slots and the bias are added to what is rounded.
 DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool folded, SlotStages& slots,
                          Giver& giver) {
   const u32 warp = giver.warp, lane = giver.lane, group = giver.group, column = piece % C::kPiecesN * C::kPieceN;
   const u32 entry = entry_of(p, tile), first_column = first_column_of(p, entry, group) + column;
   if (ELEMENT::kScaled) {
-    const u32 row = (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
-    scale<C::kPieceN / 8>(d, p.scales, {row_tile_of(p, entry).row + row, p.gemm.m, first_column + 2 * (lane % 4), p.gemm.n});
+    const u32 row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
+    scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, first_column + 2 * (lane % 4), p.gemm.n});
   }
   if (p.gemm.bias != 0) add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + 2 * (lane % 4));
   activate<C::kPieceN / 8>(d, p.gemm.activation);
@@ -77,13 +72,13 @@ DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u
   giver.give(true);
 }
 
-// Hands a tile over, or the part of it that this block has.
+// Hands a tile over, or this block's part of one.
 DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Ring<C::kStages>& stages,
                       Giver& giver) {
   const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, unit.tile)));
   if (is_plain(p, unit, folded)) return hand_over_plain(p, sums, blocks, giver);
   SlotStages slots{p, stages, giver.shared, giver.lane};
-  const u32 pieces = blocks * C::kPiecesN, thread = 32 * giver.warp + giver.lane;
+  const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
   bool leaving = unit.parts > 1;  // a part's pieces leave for memory first, and again, summed, where the last part is
 #pragma unroll 1
   for (u32 piece = 0; piece < pieces;) {

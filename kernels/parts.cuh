@@ -17,12 +17,12 @@ DEVICE float* first_part_of(const HopperParams& p, const Unit& unit, u32 piece, 
 
 // Whether the tile has rows where the thread's warp has sums of a piece: others need not be exchanged.
 DEVICE bool has_rows(const HopperParams& p, const Unit& unit, u32 piece, u32 blocks, u32 group, u32 thread) {
-  const u32 row = (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64 + thread / 32 * 16;
-  return row < row_tile_of(p, entry_of(p, unit.tile)).rows;
+  return first_row_of(piece, blocks, group) + thread / 32 * 16 < row_tile_of(p, entry_of(p, unit.tile)).rows;
 }
 
 // Leaves a piece of a part in memory.
-DEVICE void leave_piece(const HopperParams& p, const Unit& unit, const float* sums, u32 piece, u32 blocks, u32 group, u32 thread) {
+DEVICE void leave_piece(const HopperParams& p, const Unit& unit, const float* sums, u32 piece, u32 blocks, u32 group,
+                        u32 thread) {
   if (!has_rows(p, unit, piece, blocks, group, thread)) return;
   float* to = first_part_of(p, unit, piece, group, thread) + unit.part * kPartSums;
 #pragma unroll

@@ -34,9 +34,8 @@ using Traced = Params;
 template <typename Params>
 DEVICE void trace_value(const Params& p, u32 index, u32 word, u64 value) {
 #ifdef TRACE
-  asm volatile("" : "+r"(word));  // no address is to be kept: some who trace have few registers
   const u64 records = static_cast<const Traced<Params>&>(p).records;
-  store_global_8(records + 8 * ((u64)index * kTraceWords + word), value);
+  store_global_8(records + 8 * ((u64)index * kTraceWords + afresh(word)), value);
 #endif
 }
 
