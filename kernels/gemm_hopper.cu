@@ -39,6 +39,11 @@ struct Config {
   static const int kPieceSums = kPieceN / 2;  // accumulators of a thread
   static const int kBuffers = BUFFERS;
   static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
+  // Whether a tile's first block of K is multiplied by code of its own: the loop is then shorter by a few instructions. With
+  // many sums they are nothing beside a multiplication, each copy of which takes the driver long to compile.
+  static const bool kPeels = kBlocksM * kSums <= 96;
+  // Whether tiles that need only be rounded leave by code of their own, which moves no sums.
+  static const bool kHasPlain = !ELEMENT::kScaled;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
   static const int kFewRegisters = kBlocksM * kSums > 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
@@ -217,22 +222,29 @@ DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 bl
   const u32 stages = shared + Layout::kStages;
   const u32 first_a = (stages + (C::kSplitsN ? 0 : group * blocks * 64 * 128)) / 16;
   const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
-  u32 previous = 0;
-#pragma unroll 1
-  for (u32 block = unit.begin; block < unit.end; ++block) {
+  auto multiply_stage = [&](bool keep) {  // then the stage before is done; this one runs on
     barrier_wait(shared + Layout::kFull + 8 * ring.place, ring.lap);
     // The same in all lanes, and known to be so: the descriptors then stay in uniform registers.
     const u32 a = __shfl_sync(~0u, first_a + ring.place * (C::kStageBytes / 16), 0);
     const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
-    const bool keep = block != unit.begin;
     multiply_block(sums[0], a, b, keep);
-    // Below, the block before is done, and this one runs on.
     if (C::kBlocksM == 2 && blocks == 2) {
       multiply_block(sums[C::kBlocksM - 1], a + 64 * 128 / 16, b, keep);
       wgmma_wait<2>();
     } else {
       wgmma_wait<1>();
     }
+  };
+  u32 block = unit.begin, previous = ring.place;
+  if (C::kPeels) {
+    multiply_stage(false);
+    ring.next();
+    ++block;
+  }
+#pragma unroll 1
+  for (; block < unit.end; ++block) {
+    const bool keep = C::kPeels || block != unit.begin;
+    multiply_stage(keep);
     if (keep) release_stage(p, shared, previous, lane);
     previous = ring.place;
     ring.next();

@@ -27,36 +27,28 @@ struct Giver {
   }
 };
 
-// Whether a tile's sums need only be rounded, or have one scale.
+// Whether a tile's sums need only be rounded, and there is code for that.
 DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
-  const bool alike = !ELEMENT::kScaled || is_one_scale(p.scales);
-  return alike && unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
+  return C::kHasPlain && unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
 }
 
-// Hands a plain tile over. This, most tiles' way, is compiled for each piece: no sums are moved.
-DEVICE void hand_over_plain(const HopperParams& p, Sums& sums, u32 blocks, Giver& giver) {
-  const float scale = ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+// Hands a plain tile over. This, the way of most, is compiled for each piece: no sums are moved.
+DEVICE void hand_over_plain(Sums& sums, u32 blocks, Giver& giver) {
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
     if (piece == C::kPiecesN && blocks == 1) break;
-    float* d = &sums[0][0] + piece * C::kPieceSums;
-    const u32 to = giver.await();
-    if (ELEMENT::kScaled) {
-#pragma unroll
-      for (int j = 0; j < C::kPieceSums; ++j) d[j] *= scale;
-    }
-    lay_out<Result, C::kPieceN>(d, to, giver.warp, giver.lane);
+    lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, giver.await(), giver.warp, giver.lane);
     giver.give(true);
   }
 }
 
-// Scales, adds the bias, applies the activation, rounds, and hands a piece over. A ReduceScatter has neither bias nor
-// activation; if the tile is folded, the slots and the bias are added to what is rounded.
-DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool folded, SlotStages& slots,
-                         Giver& giver) {
+// Scales unless it is `scaled`, adds the bias, applies the activation, rounds, and hands a piece over. A ReduceScatter has
+// neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
+DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool scaled, bool folded,
+                         SlotStages& slots, Giver& giver) {
   const u32 warp = giver.warp, lane = giver.lane, group = giver.group, column = piece % C::kPiecesN * C::kPieceN;
   const u32 entry = entry_of(p, tile), first_column = first_column_of(p, entry, group) + column;
-  if (ELEMENT::kScaled) {
+  if (ELEMENT::kScaled && !scaled) {
     const u32 row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
     scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, first_column + 2 * (lane % 4), p.gemm.n});
   }
@@ -76,9 +68,16 @@ DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u
 DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Ring<C::kStages>& stages,
                       Giver& giver) {
   const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, unit.tile)));
-  if (is_plain(p, unit, folded)) return hand_over_plain(p, sums, blocks, giver);
+  if (is_plain(p, unit, folded)) return hand_over_plain(sums, blocks, giver);
   SlotStages slots{p, stages, giver.shared, giver.lane};
   const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
+  // One scale for all is applied as sums are brought forward: that is nothing more to do.
+  const bool scaled = ELEMENT::kScaled && unit.parts == 1 && is_one_scale(p.scales);
+  const float scale = scaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+  if (ELEMENT::kScaled) {
+#pragma unroll
+    for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] *= scale;
+  }
   bool leaving = unit.parts > 1;  // a part's pieces leave for memory first, and again, summed, where the last part is
 #pragma unroll 1
   for (u32 piece = 0; piece < pieces;) {
@@ -86,9 +85,9 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
       leave_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
     } else {
       if (unit.parts > 1) sum_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
-      finish_piece(p, unit.tile, sums[0], piece, blocks, folded, slots, giver);
+      finish_piece(p, unit.tile, sums[0], piece, blocks, scaled, folded, slots, giver);
     }
-    bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece);
+    bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece, scale);
     if (leaving && piece == pieces) {
       if (!is_last_part(p, unit, giver.shared, giver.group, thread)) {
         giver.await();
