@@ -133,23 +133,29 @@ DEVICE bool is_shared(const HopperParams& p, Sharing what, u32 index, u32 entry)
   return (what == Sharing::a ? differs >> 16 : differs & 0xffff) == 0;
 }
 
-// Loads an operand's part of a stage, in one box or two; what is shared is in two, of which each block loads one for both.
-DEVICE void load_boxes(bool two, bool shared, u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, u32 barrier) {
-  if (shared) {
-    const u32 rows = (blockIdx.x & 1) * box_rows;
-    load_box_to_both(to + rows * C::kRowBytes, map, x, y + rows, barrier);
-  } else {
-    load_box(to, map, x, y, barrier);
-    if (two) load_box(to + box_rows * C::kRowBytes, map, x, y + box_rows, barrier);
+// Loads a block's half of what both need, for both.
+DEVICE void load_half(u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, u32 barrier) {
+  const u32 rows = (blockIdx.x & 1) * box_rows;
+  load_box_to_both(to + rows * C::kRowBytes, map, x, y + rows, barrier);
+}
+
+// Fills a stage for each of the unit's blocks of K.
+template <typename LoadStage>
+DEVICE void fill(const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 bytes, LoadStage load_stage) {
+#pragma unroll (C::kTileM > 64 ? 1 : 4)  // as `#pragma unroll 1` elsewhere: what is compiled once loads sooner
+  for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
+    const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, full = shared + Layout::kFull + 8 * ring.place;
+    barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
+    barrier_expect(full, bytes);
+    load_stage(stage, stage + C::kBytesA, block * C::kTileK, full);
   }
 }
 
 // Fills the stages. A wait that expires ends no block: what was not awaited is multiplied to no purpose, and every other
 // wait gives up at once, so the kernel ends in its usual time. Small tiles take hardly longer to multiply than a thread needs
-// to ask for their stages: so there is no loop over boxes.
+// to ask for their stages: so there is no loop over boxes, and a loop over stages for each way to load one.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
-  const bool may_be_two_a = C::kTileM > 128 || C::kPairs;
   u32 open_begin = 0, open_end = 0, awaited = ~0u;  // the gate that was opened last, and the slots': signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -167,22 +173,39 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       if (lane == 0) fence_global_to_copies();
     }
     if (lane == 0 && p.gemm.destination_count == 0) trace(p, index, kTraceGateEnd);
-    if (lane == 0) {
+    if (elect_one()) {
       const u32 column = (entry & 0xffff) * tile_columns(p);
       const bool is_own = row - p.gemm.own_row < p.gemm.own_rows;
       const TensorMap* a = is_own ? &p.own_a : &p.a;
       const u32 a_row = is_own ? row - p.gemm.own_row : row;
       const bool shares_a = is_shared(p, Sharing::a, index, entry), shares_b = is_shared(p, Sharing::b, index, entry);
-      const bool two_a = may_be_two_a && p.a_boxes == 2 && !half;  // rows below are not loaded, nor are their results used
+      const bool two_a = p.a_boxes == 2 && !half;  // rows below are not loaded, nor are their results used
       const u32 bytes = ((two_a ? 2 : 1) * p.a_box_rows + tile_columns(p)) * C::kRowBytes;
-#pragma unroll (C::kTileM > 64 ? 1 : 4)  // as `#pragma unroll 1` elsewhere: what is compiled once loads sooner
-      for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
-        const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, x = block * C::kTileK;
-        const u32 full = shared + Layout::kFull + 8 * ring.place;
-        barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
-        barrier_expect(full, bytes);
-        load_boxes(C::kPairs && p.b_boxes == 2, shares_b, stage + C::kBytesA, p.b_box_rows, &p.b, x, column, full);
-        load_boxes(two_a, shares_a, stage, p.a_box_rows, a, x, a_row, full);
+      auto load_a = [&](bool two, u32 to, u32 x, u32 full) {
+        load_box(to, a, x, a_row, full);
+        if (two) load_box(to + p.a_box_rows * C::kRowBytes, a, x, a_row + p.a_box_rows, full);
+      };
+      if (shares_a) {
+        fill(unit, shared, ring, bytes, [&](u32 to_a, u32 to_b, u32 x, u32 full) {
+          load_box(to_b, &p.b, x, column, full);
+          load_half(to_a, p.a_box_rows, a, x, a_row, full);
+        });
+      } else if (shares_b) {
+        fill(unit, shared, ring, bytes, [&](u32 to_a, u32 to_b, u32 x, u32 full) {
+          load_half(to_b, p.b_box_rows, &p.b, x, column, full);
+          load_a(C::kTileM > 128 && two_a, to_a, x, full);
+        });
+      } else if (in_pairs(p)) {  // which this time have nothing in common
+        fill(unit, shared, ring, bytes, [&](u32 to_a, u32 to_b, u32 x, u32 full) {
+          load_box(to_b, &p.b, x, column, full);
+          if (p.b_boxes == 2) load_box(to_b + p.b_box_rows * C::kRowBytes, &p.b, x, column + p.b_box_rows, full);
+          load_a(two_a, to_a, x, full);
+        });
+      } else {
+        fill(unit, shared, ring, bytes, [&](u32 to_a, u32 to_b, u32 x, u32 full) {
+          load_box(to_b, &p.b, x, column, full);
+          load_a(C::kTileM > 128 && two_a, to_a, x, full);
+        });
       }
     }
     __syncwarp();
@@ -194,7 +217,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
         awaited = signal;
         if (lane == 0) fence_global_to_copies();
       }
-      if (lane == 0) {
+      if (elect_one()) {
         trace(p, index, kTraceGateEnd);
         load_slots(p, tile, (entry & 0xffff) * tile_columns(p), half ? 1 : C::kBlocksM, shared, ring);
       }
@@ -278,87 +301,7 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   }
 }
 
-// What is behind the tile's last column.
-DEVICE u32 end_of(const HopperParams& p, u32 entry) {
-  const bool may_be_narrowed = C::kTileN <= 128;
-  return may_be_narrowed ? min(p.gemm.n, ((entry & 0xffff) + 1) * tile_columns(p)) : p.gemm.n;
-}
-
-// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
-DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
-  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
-  Ring<C::kBuffers> ring;
-  bool dead = false;  // a wait has expired: what would be overwritten may still be in use
-  const bool scatters = p.gemm.destination_count > 0;
-  const bool makes_pairs = p.gemm.activation == Activation::swiglu;  // then C has half the columns
-  for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
-    const u32 of_entry = entry_of(p, unit_at(p, index).tile);
-    const RowTile& tile = row_tile_of(p, of_entry);  // looked up again where it is needed: registers are few
-    const u32 blocks = is_half(tile.rows) ? 1 : C::kBlocksM;
-    const bool to_slots = scatters && !is_folded(p.gemm, tile);
-    if (to_slots && lane == 0 && of_group == 0) trace(p, index, kTraceGateBegin);
-    if (to_slots) dead = dead || !open_gate(p.gemm, tile, of_entry, lane);
-    if (to_slots && lane == 0 && of_group == 0) trace(p, index, kTraceGateEnd);
-    bool kept = true;
-    u32 issued = 0;
-    for (; issued < blocks * C::kPiecesN && kept; ++issued) {
-      const u32 group = afresh(of_group), entry = afresh(of_entry), buffer = group * C::kBuffers + ring.place;
-      barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
-      ring.next();
-      kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
-      const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
-      const u32 row = first_row_of(issued, blocks, group);
-      const u32 column = first_column_of(p, entry, group) + issued % C::kPiecesN * C::kPieceN;
-      if (kept && !(to_slots && dead) && row < tile.rows && column < end_of(p, entry)) {
-        // Not `scatters ? .. : ..`: the compiler would keep the addresses of both.
-        const u32 to_row = row + load_global_4_or((u64)&tile.row, scatters, 0) +
-                           load_global_4_or((u64)&tile.destination_row, !scatters, 0);
-        if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
-          const u32 rows = min(64u, tile.rows - row);
-          const u64 pitch = scatters ? p.gemm.fold.ld_out : p.gemm.ldc;
-          const u32 end = end_of(p, entry);
-          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end / 2, lane);
-          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end, lane);
-          __syncwarp();
-        } else if (lane == 0) {
-          if (to_slots) {  // rows behind the tile's end are the slot's own, or clipped
-            const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
-#pragma unroll 1
-            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, to_row);
-          } else {
-            store_box(&p.c, from, makes_pairs ? column / 2 : column, to_row);
-          }
-        }
-      }
-      if (lane == 0) {
-        store_box_commit();  // groups are counted, empty ones too
-        if ((int)issued >= kLag) {
-          store_box_wait_read<kLag>();
-          // The buffer of the piece that came kLag before is the next one's.
-          barrier_arrive(shared + Layout::kFree + 8 * (group * C::kBuffers + ring.place));
-        }
-      }
-    }
-    if (lane == 0) {
-      store_box_wait_read<0>();
-#pragma unroll 1
-      for (u32 i = min(issued, (u32)kLag); i > 0; --i) {
-        const u32 place = (ring.place + C::kBuffers - i) % C::kBuffers;
-        barrier_arrive(shared + Layout::kFree + 8 * (of_group * C::kBuffers + place));
-      }
-    }
-    if (to_slots) {
-      // The tile is there when both storers' pieces are.
-      if (lane == 0) store_box_wait(), fence_system();
-      if (lane == 0) trace(p, index, kTraceStored + of_group);
-      dead = named_barrier_or<2, 32 * C::kGroups>(dead);
-      if (kept && !dead && lane == 0 && of_group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
-    }
-    if (!to_slots && lane == 0) trace(p, index, kTraceStored + of_group);
-    __syncwarp();
-  }
-  if (lane == 0) store_box_wait();
-}
+#include "store.cuh"
 
 extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ Traced<HopperParams> p) {
   extern __shared__ u8 unaligned[];
@@ -380,6 +323,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
   }
   if (in_pairs(p)) cluster_barrier();
   else __syncthreads();
+  if (p.lets_next_begin) let_next_begin();
+  wait_for_previous();
   if (group == 0) {
     give_registers<C::kFewRegisters>();
     if (warp == 0) load(p, shared, lane);

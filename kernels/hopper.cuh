@@ -32,6 +32,22 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// Kernels that follow each other on a stream: the next one's blocks may come as soon as SMs are free, and wait themselves until
+// all that this one writes is there.
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// One lane of the warp, all of which ask: the assembler then knows that there is one, and need not look for others that might
+// give the copy engine other addresses.
+DEVICE bool elect_one() {
+  u32 elected;
+  asm volatile(
+      "{ .reg .pred elected; elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected; }"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // Blocks of a cluster.
 DEVICE u32 cluster_rank() {
   u32 v;

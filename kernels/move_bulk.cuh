@@ -29,7 +29,7 @@ struct Mover {
   // this returns.
   DEVICE_METHOD void move_part(u64 to, u64 from, u64 bytes) {
     const u32 steps = (u32)((bytes + TILE_N - 1) / TILE_N);
-    if (threadIdx.x == 0) {
+    if (elect_one()) {
       u32 loading = blockIdx.x;
       auto load = [&]() {
         if (loading >= steps) return;

@@ -163,6 +163,7 @@ struct HopperParams {
   u32 b_box_rows;
   u16 a_boxes, b_boxes; // of a whole tile; even for what is shared
   Sharing sharing;      // what two blocks that make a cluster load together; none: there are no clusters
+  u32 lets_next_begin;  // the next kernel's blocks may come while this one still computes
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].

@@ -2,15 +2,17 @@
 //! sockets. In one process, and in one per rank (`node_processes.rs` has real ones).
 
 use flux::{
-    AgGemm, BackendChoice, DType, Delivery, Direction, Error, GemmAr, GemmRs, Group, GroupConfig, Levels,
-    OpSpec, PathPreference, Push, SignalLoss, Transport, Whole,
+    AgGemm, BackendChoice, Bootstrap, BootstrapError, DType, Delivery, Direction, Error, GemmAr, GemmRs,
+    Group, GroupConfig, Levels, OpSpec, PathPreference, Push, SignalLoss, Transport, Whole,
 };
 use flux_tests::data::{Fill, matrix};
-use flux_tests::meeting::on_threads;
+use flux_tests::meeting::{Thread, on_threads};
 use flux_tests::run;
 use flux_tests::table::{Case, check_bf16, check_bits, check_e4m3};
 use half::bf16;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 fn config(transport: Transport, fake_nodes: usize) -> GroupConfig {
@@ -181,6 +183,60 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
     });
     let error = errors[0].as_ref().unwrap();
     assert!(error.contains("rank 1") && error.contains("300ms"), "{error}");
+}
+
+/// The last rank's channel: with its `dies_at`th step it ends, as a process that is killed does, before it has heard of the others'.
+#[derive(Debug)]
+struct Mortal {
+    end: Arc<Thread>,
+    dies_at: usize,
+    steps: AtomicUsize,
+}
+
+impl Bootstrap for Mortal {
+    fn rank(&self) -> usize {
+        self.end.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.end.world_size()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let heard = self.end.all_gather(bytes);
+        let dies = self.steps.fetch_add(1, Ordering::Relaxed) + 1 == self.dies_at;
+        if !dies || self.rank() + 1 < self.world_size() {
+            return heard;
+        }
+        self.end.lose(self.rank());
+        Err("killed".into())
+    }
+
+    fn lost_rank(&self) -> Option<usize> {
+        self.end.lost_rank()
+    }
+}
+
+/// Whenever a rank ends while a group is formed, the others do not wait for what it would have done next, and name it.
+#[test]
+fn a_rank_that_ends_while_a_group_is_formed_is_named_in_time() {
+    let form = |dies_at| {
+        on_threads(3, |end| {
+            let (begin, bootstrap) = (Instant::now(), Mortal { end, dies_at, steps: AtomicUsize::new(0) });
+            let formed = Group::with_bootstrap(Arc::new(bootstrap), config(Transport::Auto, 3));
+            assert!(begin.elapsed() < Duration::from_secs(10), "step {dies_at}: {:?}", begin.elapsed());
+            formed.map(|group| group.local_ranks().start).map_err(|error| error.to_string())
+        })
+    };
+    let outcomes: Vec<_> = (1..40).map(form).take_while(|outcomes| outcomes[2].is_err()).collect();
+    assert!((8..39).contains(&outcomes.len()), "{} steps", outcomes.len());
+    for (step, outcomes) in (1..).zip(outcomes) {
+        for outcome in &outcomes[..2] {
+            // With the last steps the group is formed; then its loss is noticed later.
+            let named = outcome.as_ref().err().is_some_and(|error| error.contains("rank 2"));
+            assert!(named || outcome.is_ok() && step > 8, "step {step}: {outcomes:?}");
+        }
+    }
 }
 
 /// Ranks of different nodes do not see what the others were called with: what they send each other tells them.

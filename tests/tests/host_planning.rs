@@ -33,7 +33,8 @@ fn plans<Op: Operation>(group: &Group, op: &Op) -> Vec<(String, PlanSource)> {
         let right = c.iter().zip(&product(&a[..m * K], &b, m, N, K)).all(|(c, r)| f64::from(*c) == *r);
         let explain = op.explain(m).unwrap();
         assert!(right && choice.path == explain.chosen.path && choice.source == explain.source, "{explain}");
-        (explain.chosen.to_string(), explain.source)
+        assert!(explain.chosen.one_shot || &explain.order == op.pattern(), "{explain}");
+        (format!("{} {}", explain.chosen, explain.order), explain.source)
     };
     [64, 3, 50].map(plan).into()
 }

@@ -30,9 +30,18 @@ pub(crate) fn run() -> Result<()> {
         take(&binary, &folder.join("flux"))?;
     }
     for package in ["flux-tests", "flux-topology"] {
-        let tests =
-            build(&["test", "--release", "--no-run", "--package", package, "--features", "gpu-tests"])?;
-        for binary in tests.iter().filter(|binary| name_of(binary).starts_with("gpu")) {
+        let tests = build(&[
+            "test",
+            "--release",
+            "--no-run",
+            "--package",
+            package,
+            "--features",
+            "gpu-tests",
+            "--test",
+            "gpu",
+        ])?;
+        for binary in &tests {
             let name = name_of(binary);
             let name = name.rsplit_once('-').map_or(name.as_str(), |(name, _)| name); // cargo's hash
             take(binary, &folder.join(format!("test-{package}-{name}")))?;

@@ -10,7 +10,7 @@ use crate::tune::TuneArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Levels, OpSpec, Order,
-    PathPreference, Placement, Push, Sharing, Summation, Transport,
+    PathPreference, Placement, Push, Sharing, Summation, TileShape, Transport,
 };
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -64,10 +64,13 @@ pub(crate) struct GroupArguments {
     /// Makes this machine look like so many nodes, between whose ranks there is no way into each other's memory.
     #[arg(long, value_name = "N")]
     fake_nodes: Option<NonZeroUsize>,
-    /// In which order ranks exchange their shards: auto (all send to all within a node; between nodes, each shard goes to one rank of
-    /// each, which passes it on), full-mesh, ring, or as ranks are connected, like ring:0-3/4-7 (`flux topo` says what fits).
+    /// In which order ranks exchange their shards: auto (what fits, as `flux topo` says, or is expected or was measured to be faster),
+    /// full-mesh, ring, or as ranks are connected, like ring:0-3/4-7.
     #[arg(long, default_value_t = Order::Auto)]
     pub(crate) order: Order,
+    /// The tile that GEMMs are cut into, if it is decided, like 128x256; an impossible one lists those that there are.
+    #[arg(long, value_name = "ROWSxCOLUMNS")]
+    tile: Option<TileShape>,
     /// gemm-rs, and gemm-ar in two steps: whether what goes to another node is summed in its own before.
     #[arg(long, value_enum, default_value_t = LevelsArgument::Auto)]
     levels: LevelsArgument,
@@ -98,6 +101,7 @@ impl GroupArguments {
     /// Tells `spec` what is said here of exchanges.
     pub(crate) fn apply_to(&self, spec: &mut OpSpec) {
         spec.order = self.order.clone();
+        spec.tile = self.tile;
         spec.levels = match self.levels {
             LevelsArgument::Auto => Levels::Auto,
             LevelsArgument::One => Levels::One,

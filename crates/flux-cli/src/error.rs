@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// What can stop a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    #[error("FLUX_LOG is `{level}`; set it to off, error, warn, info, debug or trace")]
+    NoSuchLevel { level: String },
     #[error(transparent)]
     Flux(#[from] flux::Error),
     #[error("{}", .0)]

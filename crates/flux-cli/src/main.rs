@@ -10,6 +10,8 @@ mod demo;
 mod error;
 mod files;
 mod launch;
+mod log;
+mod machine;
 mod output;
 mod plan;
 mod run;
@@ -25,6 +27,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = args::Arguments::parse();
+    if let Err(error) = log::start() {
+        return exit_code(Err(error));
+    }
     let result = match arguments.command {
         args::Command::Demo(arguments) => demo::run(&arguments),
         args::Command::Run(arguments) => run::run(&arguments),

@@ -6,12 +6,10 @@ use crate::args::{
 };
 use crate::bench::{DEFAULT_RANKS, DTypeArgument, FormatArgument};
 use crate::error::Error;
+use crate::machine::Described;
 use crate::output::{print, speaks};
-use crate::topo;
 use clap::Args;
-use flux::{Explain, OpKind, OpSpec};
-use flux_sim::Machine;
-use flux_topology::Topology;
+use flux::{OpKind, OpSpec};
 use std::path::PathBuf;
 
 #[derive(Args)]
@@ -98,24 +96,16 @@ impl From<OpArgument> for OpKind {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Error> {
-    let PlanArguments { m, preset, file, .. } = arguments;
-    let op = OpKind::from(arguments.op);
-    let explain = match (preset, file) {
-        (Some(name), _) => match Machine::preset(name, 1) {
-            Ok(machine) => {
-                let machine = of_ranks(machine, arguments.ranks)?;
-                flux::explain_on(&machine, op, &arguments.spec(machine.gpus()), *m)?
-            }
-            Err(_) => {
-                let topology = Topology::preset(name).map_err(|_| Error::NoMachine { name: name.clone() })?;
-                on_topology(arguments, op, name, &topology)?
-            }
-        },
-        (None, Some(path)) => on_topology(arguments, op, &path.display().to_string(), &topo::read(path)?)?,
-        (None, None) => {
+    let (op, m) = (OpKind::from(arguments.op), arguments.m);
+    let explain = match Described::new(arguments.preset.as_deref(), arguments.file.as_deref())? {
+        Some(described) => {
+            let found = described.of_ranks(arguments.ranks)?;
+            flux::explain_on(&found, op, &arguments.spec(found.machine.gpus()), m)?
+        }
+        None => {
             let group =
                 arguments.group.group(arguments.ranks, || arguments.group.gpus().max(DEFAULT_RANKS))?;
-            let explain = flux::explain(&group, op, &arguments.spec(group.world_size()), *m)?;
+            let explain = flux::explain(&group, op, &arguments.spec(group.world_size()), m)?;
             if !speaks(&group) {
                 return Ok(());
             }
@@ -126,41 +116,4 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Error> {
         FormatArgument::Table => print(&explain),
         FormatArgument::Json => print(format_args!("{:#}", serde_json::json!(explain))),
     }
-}
-
-/// How many GPUs of each machine, and how many machines, make so many ranks.
-fn machines(ranks: Option<usize>, gpus: usize) -> Result<(usize, usize), Error> {
-    match ranks {
-        None => Ok((gpus, 1)),
-        Some(ranks) if ranks <= gpus => Ok((ranks, 1)),
-        Some(ranks) if gpus > 0 && ranks % gpus == 0 => Ok((gpus, ranks / gpus)),
-        Some(ranks) => Err(Error::NotWholeMachines { ranks, gpus }),
-    }
-}
-
-/// The machine with so many ranks, one on each of its first GPUs.
-fn of_ranks(machine: Machine, ranks: Option<usize>) -> Result<Machine, Error> {
-    let (gpus, nodes) = machines(ranks, machine.gpus())?;
-    let mut node = machine.node().clone();
-    node.gpus = gpus;
-    node.bridges.retain(|&(a, b, _)| a < gpus && b < gpus);
-    let mut left = gpus;
-    for size in &mut node.numa {
-        *size = (*size).min(left);
-        left -= *size;
-    }
-    node.numa.retain(|&size| size > 0);
-    Ok(Machine::new(machine.name(), node, nodes)?)
-}
-
-fn on_topology(
-    arguments: &PlanArguments,
-    op: OpKind,
-    name: &str,
-    topology: &Topology,
-) -> Result<Explain, Error> {
-    let gpus = topology.devices().iter().filter(|device| device.host == 0).count();
-    let (gpus, nodes) = machines(arguments.ranks, gpus)?;
-    let spec = arguments.spec(gpus * nodes);
-    Ok(flux::explain_on_topology((name, topology), (Some(gpus), nodes), op, &spec, arguments.m)?)
 }

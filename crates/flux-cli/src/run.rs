@@ -79,7 +79,8 @@ fn finish<E: Element, Op: Operation>(
         return Ok(());
     }
     tensors::write(&arguments.output, &c, operands.m, columns)?;
-    let transfer = op.explain(operands.m)?.chosen.direction;
+    let chosen = op.explain(operands.m)?.chosen;
+    let (transfer, tile) = (chosen.direction, chosen.tile.unwrap_or(tile));
     let order = (op.pattern(), op.levels());
     report(arguments, operands, group, (columns, transfer), (choice, tile, chunk_rows, time), order)
 }
@@ -95,7 +96,7 @@ fn report(
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let PathChoice { path, delivery, summation, source, why } = choice;
+    let PathChoice { path, delivery, summation, source, why, .. } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
     let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {

@@ -183,6 +183,20 @@ fn a_reader_that_goes_away_does_not_disturb_the_ranks() {
     assert!(folder.path().join("0").exists() && folder.path().join("1").exists());
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let run = |script: &str| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ran = launch(&["-n", "2"], script).stdout(full).output().unwrap();
+        (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let (code, errors) = run("echo said");
+    assert!(code == Some(2) && errors.contains("could not all be written"), "{code:?}: {errors}");
+    assert_eq!(run("true").0, Some(0));
+    assert_eq!(run("echo said; exit 7").0, Some(7));
+}
+
 #[test]
 fn mistakes_get_one_line() {
     let flux = |arguments: &[&str]| {

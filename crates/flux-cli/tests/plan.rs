@@ -78,6 +78,8 @@ fn mistakes_are_explained_in_one_line() {
         (&["--preset", "nope"][..], "hgx-h200"),
         (&["--preset", "dgx-a100", "--ranks", "12"], "whole number of machines"),
         (&["--preset", "dgx-a100", "--max-m", "7"], "7"),
+        (&["--preset", "hgx-h200", "--tile", "96x256"], "128x256"),
+        (&["--backend", "host", "--ranks", "2", "--tile", "128x256"], "64x128"),
         (&["--file", "/nowhere"], "/nowhere"),
         (&["--file", file], file),
     ] {

@@ -1,6 +1,9 @@
 //! `flux sim` as its users run it.
 
+use flux_sim::Machine;
+use flux_topology::Topology;
 use serde_json::Value;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn flux(arguments: &[&str]) -> Output {
@@ -55,12 +58,76 @@ fn timelines_are_drawn_and_traced() {
     assert!(!svg.contains("NaN") && !svg.contains("inf"));
 }
 
+/// Whatever `flux topo` shows, by name or from a file, is simulated in every order.
+#[test]
+fn every_machine_that_flux_topo_shows_is_simulated_in_every_order() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../flux-topology/tests/cases");
+    let files = std::fs::read_dir(cases).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<String> = files.map(|path| path.to_str().unwrap().to_owned()).collect();
+    let machines = files.iter().filter(|path| path.ends_with(".txt") || path.ends_with(".xml"));
+    let presets = Topology::presets().map(|name| ("--preset", name));
+    let (mut simulated, mut assumed) = (0, 0);
+    for (option, machine) in presets.chain(machines.map(|path| ("--file", path.as_str()))) {
+        let shown = flux(&["topo", option, machine, "--format", "json"]);
+        let base = ["sim", "ag-gemm", option, machine, "-m", "512", "-n", "1024", "-k", "1024"];
+        let Ok(topology) = serde_json::from_slice::<Value>(&shown.stdout) else {
+            // Truncated, or no topology: as clear here as there.
+            let ran = flux(&base);
+            assert_eq!(String::from_utf8_lossy(&ran.stderr), String::from_utf8_lossy(&shown.stderr));
+            continue;
+        };
+        let gpus = topology["gpus"].as_array().unwrap().len();
+        if gpus == 0 {
+            assert!(String::from_utf8_lossy(&flux(&base).stderr).contains("it has no GPUs"), "{machine}");
+            continue;
+        }
+        for order in ["auto", "full-mesh", "ring"] {
+            let report = report(&[&base[..], &["--order", order]].concat());
+            assert_eq!(report["gpus"], gpus, "{machine}");
+            let row = &report["rows"][0];
+            assert!(
+                row["t_fused_us"].as_f64().unwrap() >= row["t_gemm_us"].as_f64().unwrap() * 0.99,
+                "{row}"
+            );
+            let argument = topology["order_argument"].as_str().unwrap();
+            // The simulator's own machines say themselves what fits.
+            let own = Machine::presets().any(|name| name == machine);
+            if order == "auto" && gpus > 1 && argument != "full-mesh" && !own {
+                assert_eq!(report["order"], argument, "{machine}");
+            }
+            simulated += 1;
+            assumed += usize::from(report["gpu_is_assumed"] == true);
+        }
+    }
+    assert!(simulated > 150 && assumed > 30 && assumed < simulated / 2, "{assumed} of {simulated}");
+}
+
+#[test]
+fn gpus_and_orders_can_be_chosen() {
+    let base = ["sim", "ag-gemm", "--preset", "8xl40s-pcie", "-m", "4096", "-n", "1024", "-k", "8192"];
+    let of = |more: &[&str]| report(&[&base[..], more].concat());
+    let (ring, mesh) = (of(&[]), of(&["--order", "full-mesh"]));
+    assert_eq!((&ring["gpu"], &ring["order"]), (&"L40S".into(), &"ring:0-3/4-7".into()));
+    let comm = |of: &Value| of["rows"][0]["t_comm_us"].as_f64().unwrap();
+    // All to all, each shard crosses between the sockets four times.
+    assert!(comm(&mesh) > 2.0 * comm(&ring), "{mesh} {ring}");
+    let slower = of(&["--gpu", "v100"]);
+    let gemm = |of: &Value| of["rows"][0]["t_gemm_us"].as_f64().unwrap();
+    assert!(slower["gpu"] == "V100" && gemm(&slower) > 2.0 * gemm(&ring), "{slower}");
+    let two = of(&["--nodes", "2"]);
+    assert_eq!((&two["gpus"], &two["order"]), (&16.into(), &"ring:0-3/4-7+ring:8-11/12-15".into()));
+    let unknown = flux(&[&base[..], &["--gpu", "abacus"]].concat());
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("H200"));
+}
+
 #[test]
 fn mistakes_are_explained_in_one_line() {
     let base = ["sim", "gemm-rs", "-n", "8", "-k", "8"];
     for (arguments, part) in [
         (&["--preset", "h300", "-m", "8"][..], "dgx-h100"),
         (&["--preset", "dgx-h100", "-m", "8", "--nodes", "0"], "0 GPUs"),
+        (&["--preset", "dgx-h100", "-m", "8", "--order", "ring:0-3"], "0-3"),
+        (&["--file", "/nowhere", "-m", "8"], "/nowhere"),
         (&["--preset", "dgx-h100", "-m", "99999999"], "m is 99999999"),
         (&["--preset", "dgx-h100", "-m", "8", "--timeline", "x.png"], ".svg nor .json"),
     ] {

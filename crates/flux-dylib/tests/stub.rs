@@ -1,9 +1,12 @@
 //! Opening libraries that a C compiler makes here: of the right version, of a wrong one, of another kind, and none at all.
 #![cfg(unix)]
 
+#[path = "support/compile.rs"]
+mod compile;
+
+use compile::compile;
 use flux_dylib::{Description, Environment, LoadError, Opened, Refusal, Search, Version};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 static EXAMPLE: Description = Description {
     name: "Example",
@@ -26,15 +29,6 @@ fn open(search: &Search) -> Result<Opened<Number>, LoadError> {
     };
     // SAFETY: likewise.
     EXAMPLE.open(search, version, |symbols| unsafe { symbols.get::<Number>("example_answer") })
-}
-
-fn compile(folder: &Path, name: &str, source: &str) -> PathBuf {
-    let (c, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
-    std::fs::write(&c, source).unwrap();
-    let arguments = ["-shared", "-fPIC", "-o"];
-    let status = Command::new("cc").args(arguments).arg(&library).arg(&c).status().expect("cc, a C compiler");
-    assert!(status.success());
-    library
 }
 
 #[test]

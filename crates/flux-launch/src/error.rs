@@ -56,7 +56,10 @@ pub enum Error {
     #[error("a ReduceScatter needs destinations; make `Destinations` and pass them to the launch")]
     NoDestinations,
     /// A kernel that puts could not be linked with NVSHMEM's device library.
-    #[error("the kernel {name} cannot be linked with {archive}: {reason}")]
+    #[error(
+        "the kernel {name} cannot be linked with {archive}, and NVSHMEM 3.2 to 3.8 are known; another version's host library can be named \
+         in FLUX_NVSHMEM_LIBRARY: {reason}"
+    )]
     NotLinked {
         /// The kernel's name.
         name: String,

@@ -47,8 +47,9 @@ pub(crate) struct HopperParams {
     a_boxes: u16,
     b_boxes: u16,
     sharing: u32,
+    lets_next_begin: u32,
     /// The size is a multiple of the alignment.
-    padding: [u32; 3],
+    padding: [u32; 2],
 }
 
 impl HopperParams {
@@ -135,6 +136,7 @@ pub(crate) fn params(
     launch: &Launch<'_>,
     gemm: &GemmParams,
     scratch: &Scratch,
+    lets_next_begin: bool,
 ) -> Result<HopperParams> {
     let Launch { policy, dtype, activation, scales, tiling, schedule, destinations, .. } = *launch;
     let [m, n, k] = [gemm.m, gemm.n, gemm.k].map(u64::from);
@@ -199,7 +201,8 @@ pub(crate) fn params(
         a_boxes: a_halves * if kernel.tile_m > MAX_BOX_ROWS { 2 } else { 1 },
         b_boxes: b_halves,
         sharing: sharing as u32,
-        padding: [0; 3],
+        lets_next_begin: u32::from(lets_next_begin),
+        padding: [0; 2],
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cuda::CudaLauncher;
 use crate::hopper::Scratch;
-use crate::tiling::{Pace, Problem, TileKernel, Tiling};
+use crate::tiling::{self, Pace, Problem, TileKernel, Tiling};
 use crate::{
     Activation, Clock, DType, Destinations, Error, FoldParams, GemmParams, Policy, PushParams, PutLibrary,
     Result, Scales, Schedule, SumParams, Trace, host,
@@ -118,6 +118,24 @@ impl Launcher {
     pub fn tiling(&self, dtype: DType, problem: &Problem) -> Result<Tiling> {
         let ways = self.tilings(dtype, problem)?;
         ways.first().map(|&(tiling, _)| tiling).ok_or(Error::NoKernel { name: format!("gemm_{dtype}") })
+    }
+
+    /// The tiles that GEMMs here can be cut into if somebody asks for one; they may be narrower if nobody does.
+    pub fn tiles(&self, dtype: DType) -> Result<Vec<TileShape>> {
+        match &self.0 {
+            Kind::Host(_) => Ok(vec![host::TILE]),
+            Kind::Cuda { kernels, .. } => kernels.tiles(dtype),
+        }
+    }
+
+    /// As [`Launcher::tilings`], but only those that are cut into `tile`, if there are any: rows that are not aligned have one kernel.
+    pub fn tilings_into(
+        &self,
+        tile: Option<TileShape>,
+        dtype: DType,
+        problem: &Problem,
+    ) -> Result<Vec<(Tiling, f64)>> {
+        Ok(tiling::cut_into(tile, self.tilings(dtype, problem)?))
     }
 
     /// All ways to cut `problem` that [`Launcher::tiling`] chooses between, one for each tile, with the clock cycles that each

@@ -12,6 +12,7 @@ mod host;
 mod launcher;
 mod params;
 mod push;
+mod put_signal;
 mod puts;
 mod schedule;
 mod tensor_map;

@@ -1,6 +1,7 @@
 //! Kernels that put into peers' memory by themselves: they call functions of NVSHMEM's device library, and are linked with the one
 //! that the user has when they are first loaded.
 
+use crate::put_signal::bridges;
 use crate::{Error, Result};
 use cudarc::driver::sys::{self, CUjit_option, CUjitInputType, CUlinkState, CUmodule, CUresult};
 use flux_memory::cuda::check;
@@ -41,17 +42,24 @@ impl Drop for Link {
     }
 }
 
-/// Links `ptx` with `archive` for the current context's GPU.
+/// Links `ptx` with `archive` for the current context's GPU, whichever version of NVSHMEM that is of.
 pub(crate) fn link(name: &str, ptx: &str, archive: &Path) -> Result<Vec<u8>> {
-    let refused = |reason: String| Error::NotLinked {
-        name: name.to_owned(),
-        archive: archive.display().to_string(),
-        reason,
-    };
-    let no_name = |_| refused("a zero byte in its name".into());
-    let entry = CString::new(name).map_err(no_name)?;
-    let path = CString::new(archive.as_os_str().as_encoded_bytes()).map_err(no_name)?;
-    let ptx = CString::new(ptx).map_err(no_name)?;
+    let mut refusals = String::new();
+    for (versions, bridge) in bridges() {
+        let parts: Vec<_> = std::iter::once(ptx).chain(bridge.as_deref()).collect();
+        match link_all(&parts, archive) {
+            Ok(cubin) => return Ok(cubin),
+            Err(reason) => refusals.push_str(&format!("\n  as NVSHMEM {versions}: {reason}")),
+        }
+    }
+    Err(Error::NotLinked { name: name.to_owned(), archive: archive.display().to_string(), reason: refusals })
+}
+
+/// Links all `parts`, which are PTX, with `archive`; or says why not.
+fn link_all(parts: &[&str], archive: &Path) -> Result<Vec<u8>, String> {
+    let to_c = |text: &[u8]| CString::new(text).map_err(|_| "a zero byte in a name".to_owned());
+    let path = to_c(archive.as_os_str().as_encoded_bytes())?;
+    let parts: Vec<_> = parts.iter().map(|part| to_c(part.as_bytes())).collect::<Result<_, _>>()?;
     let mut log = vec![0_u8; LOG_BYTES];
     let mut options =
         [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -63,15 +71,29 @@ pub(crate) fn link(name: &str, ptx: &str, archive: &Path) -> Result<Vec<u8>> {
         check(
             "cuLinkCreate",
             sys::cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &raw mut state),
-        )?;
+        )
+        .map_err(|error| error.to_string())?;
         let link = Link(state);
         let (none, no_values) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let text = ptx.as_bytes_with_nul();
-        let data = text.as_ptr().cast_mut().cast::<c_void>();
-        let kind = CUjitInputType::CU_JIT_INPUT_PTX;
-        let added = sys::cuLinkAddData_v2(link.0, kind, data, text.len(), entry.as_ptr(), 0, none, no_values);
+        let mut status = CUresult::CUDA_SUCCESS;
+        for part in &parts {
+            let text = part.as_bytes_with_nul();
+            let data = text.as_ptr().cast_mut().cast::<c_void>();
+            let kind = CUjitInputType::CU_JIT_INPUT_PTX;
+            if status == CUresult::CUDA_SUCCESS {
+                status = sys::cuLinkAddData_v2(
+                    link.0,
+                    kind,
+                    data,
+                    text.len(),
+                    c"flux".as_ptr(),
+                    0,
+                    none,
+                    no_values,
+                );
+            }
+        }
         let kind = CUjitInputType::CU_JIT_INPUT_LIBRARY;
-        let mut status = added;
         if status == CUresult::CUDA_SUCCESS {
             status = sys::cuLinkAddFile_v2(link.0, kind, path.as_ptr(), 0, none, no_values);
         }
@@ -84,6 +106,6 @@ pub(crate) fn link(name: &str, ptx: &str, archive: &Path) -> Result<Vec<u8>> {
     };
     linked.map_err(|error| {
         let said = log.split(|&byte| byte == 0).next().unwrap_or_default();
-        refused(format!("{error} {}", String::from_utf8_lossy(said).trim()))
+        format!("{error} {}", String::from_utf8_lossy(said).trim())
     })
 }

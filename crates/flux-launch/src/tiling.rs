@@ -274,6 +274,14 @@ pub(crate) fn ways(
     ways
 }
 
+/// Those of the ways that are cut into that tile; all of them where none is, or none is asked for: what is not aligned has one kernel.
+pub(crate) fn cut_into(tile: Option<TileShape>, mut ways: Vec<(Tiling, f64)>) -> Vec<(Tiling, f64)> {
+    if ways.iter().any(|(tiling, _)| Some(tiling.shape) == tile) {
+        ways.retain(|(tiling, _)| Some(tiling.shape) == tile);
+    }
+    ways
+}
+
 /// The side of a square as large as all the tiles that are computed at the same time.
 pub(crate) fn group_rows(rows: u64, columns: u64, blocks: u64) -> usize {
     usize::try_from((rows * columns).saturating_mul(blocks).isqrt()).unwrap_or(usize::MAX)
@@ -434,6 +442,23 @@ mod tests {
         let alone = hopper_kernels(DType::E4m3).unwrap().map(|kernel| Candidate::new(kernel, DType::E4m3));
         let ways = ways(alone, &problem(4096, 1, 8192, 3696), 132, false);
         assert!(ways.iter().all(|(tiling, _)| !tiling.is_in_pairs()));
+    }
+
+    /// Each kernel can be had whatever the model says of it, and whole: not narrowed.
+    #[test]
+    fn what_is_asked_for_is_cut() {
+        let kernels: Vec<_> = hopper_kernels(DType::Bf16).unwrap().collect();
+        for problem in [problem(16, 1, 6144, 12288), problem(4096, 8, 6144, 12288)] {
+            let candidates = kernels.iter().map(|kernel| Candidate::new(kernel, DType::Bf16));
+            let all = ways(candidates, &problem, 132, true);
+            for kernel in &kernels {
+                let tile = TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize };
+                let asked = cut_into(Some(tile), all.clone());
+                assert!(!asked.is_empty() && asked.iter().all(|(tiling, _)| tiling.shape == tile), "{tile}");
+            }
+            let none = TileShape { rows: 64, columns: 7 };
+            assert_eq!([None, Some(none)].map(|tile| cut_into(tile, all.clone()).len()), [all.len(); 2]);
+        }
     }
 
     #[test]

@@ -37,10 +37,8 @@ impl Peers {
             failure_told: AtomicBool::new(false),
         };
         let own = Introduction::own();
-        let listening = Listening::open();
-        let introduced =
-            listening.as_ref().map(|listening| own.bytes(listening.path())).map_err(Error::clone);
-        let all = peers.exchange("introduce each other", introduced)?;
+        let path = Listening::choose_path();
+        let all = peers.exchange("introduce each other", Ok(own.bytes(&path)))?;
         let all: Vec<_> = all.iter().map(|bytes| Introduction::read(bytes)).collect();
         peers.machines = machines(&all)?;
         // What a rank of another machine says of its process and its socket's name means nothing here.
@@ -49,14 +47,18 @@ impl Peers {
             false => Sockets::ELSEWHERE,
         };
         let addresses: Vec<_> = all.iter().map(address).collect();
-        let sockets = listening.and_then(|listening| Sockets::connect(rank, &addresses, &listening));
-        // When all are connected, nobody needs the sockets' names any more: `connect` has dropped them.
-        peers.share("connect with each other", sockets).map(|sockets| {
-            peers.sockets = sockets;
-            let machines = peers.machines.len();
-            tracing::debug!(rank, world_size, machines, "connected with the other processes of the group");
-            Arc::new(peers)
-        })
+        let connected = peers.share("listen for each other", Listening::open(&path)).and_then(|listening| {
+            let sockets = Sockets::connect(rank, &addresses, &listening, || peers.bootstrap.lost_rank());
+            // When all are connected, nobody needs the sockets' names any more.
+            drop(listening);
+            peers.share("connect with each other", sockets)
+        });
+        // Whoever has been killed meanwhile has removed nothing.
+        peers.sockets =
+            connected.inspect_err(|_| addresses.iter().for_each(|(_, path)| crate::sockets::remove(path)))?;
+        let machines = peers.machines.len();
+        tracing::debug!(rank, world_size, machines, "connected with the other processes of the group");
+        Ok(Arc::new(peers))
     }
 
     /// This process's rank.

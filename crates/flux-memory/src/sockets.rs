@@ -10,13 +10,12 @@ use rustix::net::{
     SendFlags,
 };
 use std::fs::{DirBuilder, Permissions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long one step with sockets may take: all processes take it at the same time, since the channel has just brought them
@@ -38,53 +37,54 @@ fn failed(call: &'static str) -> impl FnOnce(std::io::Error) -> Error {
 pub(crate) struct Listening {
     listener: UnixListener,
     _directory: Directory,
-    path: String,
 }
 
 impl Listening {
-    pub(crate) fn open() -> Result<Self> {
-        let directory = Directory::make().map_err(failed("mkdir"))?;
-        let path = directory.0.join("socket");
-        let name = path.to_str().map(str::to_owned).unwrap_or_default();
-        let listener = UnixListener::bind(&path).map_err(failed("bind"))?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("chmod"))?;
-        Ok(Self { listener, _directory: directory, path: name })
+    /// A name for a socket that no other has. Peers know it before there is such a socket, so that they can remove it if this
+    /// process ends without ([`remove`]).
+    pub(crate) fn choose_path() -> String {
+        let usual = std::env::temp_dir().to_str().map(str::to_owned);
+        let parent = usual.filter(|path| path.len() + 50 < MOST_PATH_BYTES).unwrap_or_else(|| "/tmp".into());
+        let random = RandomState::new().build_hasher().finish();
+        format!("{parent}/flux-{}-{random:016x}/socket", std::process::id())
     }
 
-    pub(crate) fn path(&self) -> &str {
-        &self.path
+    pub(crate) fn open(path: &str) -> Result<Self> {
+        let directory = path.strip_suffix("/socket").unwrap_or(path);
+        // Made by this call, or refused: nobody else can have prepared it.
+        DirBuilder::new().mode(0o700).create(directory).map_err(failed("mkdir"))?;
+        let directory = Directory(directory.to_owned());
+        let listener = UnixListener::bind(path).map_err(failed("bind"))?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed("chmod"))?;
+        Ok(Self { listener, _directory: directory })
     }
 }
 
 /// A directory of its own, only for this user.
 #[derive(Debug)]
-struct Directory(PathBuf);
+struct Directory(String);
 
-impl Directory {
-    fn make() -> std::io::Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let usual = std::env::temp_dir();
-        let fits = usual.to_str().is_some_and(|path| path.len() + 40 < MOST_PATH_BYTES);
-        let parent = if fits { usual.as_path() } else { Path::new("/tmp") };
-        loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = parent.join(format!("flux-{}-{number}", std::process::id()));
-            // Made by this call, or refused: nobody else can have prepared it.
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && number < 10_000 => {}
-                made => return made.map(|()| Self(path)),
-            }
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = remove_directory(&self.0) {
+            tracing::warn!(%error, directory = self.0, "a directory could not be removed");
         }
     }
 }
 
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let removed = std::fs::remove_file(self.0.join("socket")).and_then(|()| std::fs::remove_dir(&self.0));
-        if let Err(error) = removed.or_else(|_| std::fs::remove_dir_all(&self.0)) {
-            tracing::warn!(%error, directory = %self.0.display(), "a directory could not be removed");
-        }
+/// Removes what a process has left that was to listen at `path`, if there is anything.
+pub(crate) fn remove(path: &str) {
+    let Some(directory) = path.strip_suffix("/socket") else { return };
+    if let Err(error) = remove_directory(directory) {
+        tracing::warn!(%error, directory, "what a rank has left could not be removed");
     }
+}
+
+/// With the socket in it and nothing else: it is no error if there is none.
+fn remove_directory(directory: &str) -> std::io::Result<()> {
+    let removed = [std::fs::remove_file(format!("{directory}/socket")), std::fs::remove_dir(directory)];
+    let is_there = |error: &std::io::Error| error.kind() != ErrorKind::NotFound;
+    removed.into_iter().filter_map(std::io::Result::err).find(is_there).map_or(Ok(()), Err)
 }
 
 /// A socket to each peer.
@@ -96,13 +96,19 @@ impl Sockets {
     pub(crate) const ELSEWHERE: (i32, String) = (0, String::new());
 
     /// Connects with all of `peers` that are not elsewhere, of each its process and its socket's name: with those before `rank`
-    /// by asking, with those behind it by being asked.
-    pub(crate) fn connect(rank: usize, peers: &[(i32, String)], listening: &Listening) -> Result<Self> {
+    /// by asking, with those behind it by being asked. Gives up when one is `lost`.
+    pub(crate) fn connect(
+        rank: usize,
+        peers: &[(i32, String)],
+        listening: &Listening,
+        lost: impl Fn() -> Option<usize>,
+    ) -> Result<Self> {
         let deadline = Instant::now() + LIMIT;
         let mut streams: Vec<Option<UnixStream>> = peers.iter().map(|_| None).collect();
         let is_here = |peer: usize| peers[peer].0 != Self::ELSEWHERE.0;
         for (peer, (pid, path)) in peers.iter().enumerate().take(rank).filter(|&(peer, _)| is_here(peer)) {
-            let mut stream = UnixStream::connect(path).map_err(failed("connect"))?;
+            let gone = |error| Error::BadPeer { rank: peer, reason: format!("its socket {path}: {error}") };
+            let mut stream = UnixStream::connect(path).map_err(gone)?;
             check_credentials(&stream, *pid).map_err(|reason| Error::BadPeer { rank: peer, reason })?;
             stream.write_all(&(rank as u64).to_le_bytes()).map_err(failed("write"))?;
             streams[peer] = Some(stream);
@@ -120,6 +126,9 @@ impl Sockets {
                     Err(reason) => tracing::warn!(reason, "refused a connection"),
                 },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if let Some(rank) = lost() {
+                        return Err(Error::BadPeer { rank, reason: "its process has ended".into() });
+                    }
                     if Instant::now() >= deadline {
                         let reason = format!("it has not connected within {LIMIT:?}");
                         return Err(Error::BadPeer { rank: missing, reason });
@@ -232,6 +241,7 @@ fn receive(stream: &UnixStream, number: u64) -> Result<OwnedFd, String> {
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
+    use std::path::Path;
 
     #[test]
     fn only_processes_of_the_group_are_let_in() {
@@ -269,11 +279,35 @@ mod tests {
 
     #[test]
     fn what_listens_is_private_and_leaves_nothing() {
-        let listening = Listening::open().unwrap();
-        let socket = PathBuf::from(listening.path());
+        let path = Listening::choose_path();
+        let (socket, directory) = (Path::new(&path), Path::new(&path).parent().unwrap());
+        let listening = Listening::open(&path).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o600, 0o700));
+        assert_eq!((mode(socket), mode(directory)), (0o600, 0o700));
+        assert!(Listening::open(&path).is_err(), "a directory that was prepared is taken");
         drop(listening);
-        assert!(!socket.parent().unwrap().exists());
+        assert!(!directory.exists());
+        // What was not removed by its process is by its peers, at whatever point it ended.
+        remove(&path);
+        std::mem::forget(Listening::open(&path).unwrap());
+        remove(&path);
+        assert!(!directory.exists());
+        std::fs::create_dir(directory).unwrap();
+        remove(&path);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn a_lost_peer_is_not_waited_for() {
+        let path = Listening::choose_path();
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let peers = [(own, path.clone()), (own, "/nowhere/socket".into())];
+        let listening = Listening::open(&path).unwrap();
+        let begin = Instant::now();
+        let error = Sockets::connect(0, &peers, &listening, || Some(1)).unwrap_err();
+        assert!(matches!(error, Error::BadPeer { rank: 1, .. }) && begin.elapsed() < LIMIT / 2, "{error}");
+        let error =
+            Sockets::connect(1, &[peers[1].clone(), peers[0].clone()], &listening, || None).unwrap_err();
+        assert!(matches!(error, Error::BadPeer { rank: 0, .. }), "{error}");
     }
 }

@@ -46,6 +46,14 @@ impl Stream {
         }
     }
 
+    /// Whether what is enqueued is captured into a CUDA graph, and not done.
+    pub fn is_capturing(&self) -> Result<bool> {
+        match self {
+            Stream::Host(_) => Ok(false),
+            Stream::Cuda(stream) => stream.is_capturing(),
+        }
+    }
+
     /// Copies `bytes` bytes, wherever the two addresses lie.
     ///
     /// # Safety

@@ -102,11 +102,54 @@ impl Gpu {
     /// Data sheet: 128 SMs, 1008 GB/s, 165 TFLOP/s with fp32 accumulation; as L20 otherwise.
     pub const RTX4090: Gpu =
         Gpu { name: "RTX 4090", sms: 128, tflops: 160.0, memory_gb_per_s: 1008.0, ..Gpu::A100 };
+    /// Data sheet: 142 SMs, 864 GB/s, 362 TFLOP/s, of which 0.75 is assumed to be sustained; calls as on L20.
+    pub const L40S: Gpu = Gpu { name: "L40S", sms: 142, tflops: 271.0, memory_gb_per_s: 864.0, ..Gpu::A100 };
+    /// Data sheet: 78 SMs, 4.0 TB/s, 148 TFLOP/s, which are so few that 0.95 is assumed to be sustained; calls as on H200.
+    pub const H20: Gpu = Gpu { name: "H20", sms: 78, tflops: 140.0, memory_gb_per_s: 4000.0, ..Gpu::H200 };
+    /// Data sheet: 82 SMs, 936 GB/s, 71 TFLOP/s with fp32 accumulation, of which 0.95 is assumed to be sustained, as of RTX 4090.
+    pub const RTX3090: Gpu =
+        Gpu { name: "RTX 3090", sms: 82, tflops: 67.0, memory_gb_per_s: 936.0, ..Gpu::A100 };
     /// Data sheet: 80 SMs, 900 GB/s, 125 TFLOP/s, of which 0.8 is assumed to be sustained.
     pub const V100: Gpu = Gpu { name: "V100", sms: 80, tflops: 100.0, memory_gb_per_s: 900.0, ..Gpu::A100 };
     /// Data sheet: 148 SMs, 8 TB/s, 2250 TFLOP/s, of which 0.75 is assumed to be sustained; calls as on H200.
     pub const B200: Gpu =
         Gpu { name: "B200", sms: 148, tflops: 1700.0, memory_gb_per_s: 7500.0, ..Gpu::H200 };
+
+    /// All that something is known of.
+    const KNOWN: [(&str, Gpu); 13] = [
+        ("H200", Gpu::H200),
+        ("H100 500W", Gpu::H100_500W),
+        ("H100", Gpu::H100),
+        ("H800", Gpu::H800),
+        ("H20", Gpu::H20),
+        ("B200", Gpu::B200),
+        ("A100", Gpu::A100),
+        ("A800", Gpu { name: "A800", ..Gpu::A100 }),
+        ("L20", Gpu::L20),
+        ("L40S", Gpu::L40S),
+        ("4090", Gpu::RTX4090),
+        ("3090", Gpu::RTX3090),
+        ("V100", Gpu::V100),
+    ];
+
+    /// The GPU that a driver or a person calls so, like `NVIDIA A100-SXM4-80GB` or `h200`; none where nothing is known of it.
+    pub fn named(name: &str) -> Option<Gpu> {
+        let name = name.to_uppercase();
+        let is_digit = |near: Option<char>| near.is_some_and(|near| near.is_ascii_digit());
+        // An H200 is no H20.
+        let says = |known: &str| {
+            name.match_indices(known).any(|(at, _)| {
+                !is_digit(name[..at].chars().next_back())
+                    && !is_digit(name[at + known.len()..].chars().next())
+            })
+        };
+        Self::KNOWN.into_iter().find(|(known, _)| says(known)).map(|(_, gpu)| gpu)
+    }
+
+    /// Names that [`named`](Self::named) knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Self::KNOWN.into_iter().map(|(name, _)| name)
+    }
 
     /// Whether all its numbers can be reckoned with.
     pub(crate) fn is_valid(&self) -> bool {
@@ -124,5 +167,34 @@ impl Gpu {
 impl TileRate {
     pub(crate) fn is_valid(&self) -> bool {
         self.rows > 0 && self.columns > 0 && self.efficiency.is_finite() && self.efficiency > 0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_known_by_what_drivers_and_people_call_them() {
+        for (name, known) in [
+            ("NVIDIA H200", Some("H200")),
+            ("NVIDIA H20", Some("H20")),
+            ("NVIDIA H100 80GB HBM3", Some("H100")),
+            ("H100 500W", Some("H100 500 W")),
+            ("NVIDIA A100-SXM4-80GB", Some("A100")),
+            ("a800", Some("A800")),
+            ("NVIDIA GeForce RTX 4090", Some("RTX 4090")),
+            ("rtx4090", Some("RTX 4090")),
+            ("NVIDIA GB200", Some("B200")),
+            ("Tesla V100-SXM2-32GB", Some("V100")),
+            ("NVIDIA L20", Some("L20")),
+            ("NVIDIA L2", None),
+            ("NVIDIA A1000", None),
+            ("GPU", None),
+            ("", None),
+        ] {
+            assert_eq!(Gpu::named(name).map(|gpu| gpu.name), known, "{name}");
+        }
+        assert!(Gpu::names().all(|name| Gpu::named(name).is_some_and(|gpu| gpu.is_valid())));
     }
 }

@@ -135,7 +135,8 @@ impl Call<'_> {
             0.0
         };
         let padded = if self.pads() { gpu.launch_us + self.memory_us(2.0 * self.a_bytes()) } else { 0.0 };
-        style.barriers as f64 * self.barrier_us() + copy + padded
+        let zeroed = if style.zeroes_signals { gpu.launch_us } else { 0.0 };
+        style.barriers as f64 * self.barrier_us() + copy + zeroed + padded
     }
 
     pub(crate) fn barrier_us(&self) -> f64 {

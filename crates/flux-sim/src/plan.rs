@@ -101,6 +101,8 @@ pub struct Style {
     pub barriers: usize,
     /// The rank's own rows are copied to their place first.
     pub copies_own_rows: bool,
+    /// Signals are zeroed before the transfers of a call, by a kernel.
+    pub zeroes_signals: bool,
     /// A tile may hold rows of several shards, and then waits for all of them.
     pub straddles: bool,
     /// Before a ReduceScatter each shard's rows are padded to whole tiles, by copying A.
@@ -135,6 +137,7 @@ impl Style {
         pulls: false,
         barriers: 0,
         copies_own_rows: false,
+        zeroes_signals: false,
         straddles: false,
         pads_shards: false,
         splits: true,

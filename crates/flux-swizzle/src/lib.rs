@@ -5,6 +5,7 @@
 extern crate alloc;
 
 mod chunk;
+mod chunk_rows;
 mod levels;
 mod order;
 mod pattern;
@@ -13,15 +14,18 @@ mod schedule;
 mod shard;
 mod spread;
 mod taper;
+mod tile_shape;
 
 pub use chunk::Chunks;
+pub use chunk_rows::ChunkRows;
 pub use levels::{SlotLayout, SlotPlace};
-pub use order::{RowTile, Tile, TileOrder, TileShape};
+pub use order::{RowTile, Tile, TileOrder};
 pub use pattern::{MOST_RANKS, Pattern};
 pub use pattern_text::BadPattern;
 pub use schedule::{Collective, Schedule, Transfer};
 pub use shard::Shards;
 pub use taper::{End, Taper};
+pub use tile_shape::{BadTile, TileShape};
 
 /// What a caller can get wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! tile ends.* Row tiles are aligned to shards: none straddles two ranks' rows, so each has one source and one
 //! destination.
 
-use crate::{Chunks, Error, Shards};
+use crate::{Chunks, Error, Shards, TileShape};
 use core::ops::Range;
 
 /// Rows of tiles that are swept together before the next columns, unless [`TileOrder::swept_by`] says otherwise.
@@ -13,15 +13,6 @@ const GROUP_ROWS: usize = 2048;
 const fn group(rows: usize, shape: TileShape) -> usize {
     let group = rows / shape.rows;
     if group == 0 { 1 } else { group }
-}
-
-/// Extents of an output tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TileShape {
-    /// Rows of C (and of A) in a tile.
-    pub rows: usize,
-    /// Columns of C (rows of the weight) in a tile.
-    pub columns: usize,
 }
 
 /// A block of rows of one shard, at most [`TileShape::rows`] of them.

@@ -51,7 +51,6 @@ pub struct OrderChoice {
     /// Why, in plain words.
     pub reason: String,
     argument: String,
-    is_default: bool,
     all_gather: &'static str,
     reduce_scatter: &'static str,
 }
@@ -61,11 +60,6 @@ impl OrderChoice {
     /// `ring:0-3/4-7`; `auto` where there is nobody to exchange with. A rank runs on the GPU of its number.
     pub fn argument(&self) -> &str {
         &self.argument
-    }
-
-    /// Whether flux takes this order if it is told nothing: all to all within a machine, and in two levels between machines.
-    pub fn is_default(&self) -> bool {
-        self.is_default
     }
 
     /// What an AllGather does in this order, in plain words.
@@ -106,23 +100,7 @@ impl Topology {
         };
         let (all_gather, reduce_scatter) = self.in_words(order, &groups);
         let argument = self.argument(order, &groups, &numa.groups, &sequence);
-        let is_default = match order {
-            CommunicationOrder::FullMesh => self.host_count() < 2,
-            CommunicationOrder::TwoLevel => self.host_count() > 1 && self.is_mesh_within(&groups),
-            CommunicationOrder::Ring => false,
-            CommunicationOrder::None => true,
-        };
-        OrderChoice {
-            order,
-            groups,
-            sequence,
-            strongest_ring,
-            reason,
-            argument,
-            is_default,
-            all_gather,
-            reduce_scatter,
-        }
+        OrderChoice { order, groups, sequence, strongest_ring, reason, argument, all_gather, reduce_scatter }
     }
 
     fn choose(&self, numa: &NumaGroups) -> (CommunicationOrder, Vec<Vec<usize>>, String) {

@@ -16,7 +16,7 @@ use crate::{Awaited, DataTransfer, Direction, Error, Members, Result, Rows, Sign
 use flux_memory::{
     Address, Event, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint,
 };
-use flux_swizzle::{Chunks, Pattern, Shards, Taper};
+use flux_swizzle::{ChunkRows, Chunks, Pattern, Taper};
 use std::sync::Arc;
 
 /// What an [`AllGather`] is built for.
@@ -29,7 +29,7 @@ pub struct AllGatherSpec {
     /// Bytes that may travel with each row: a call says whether they do. They come before its chunk's signal.
     pub side_bytes: usize,
     /// Rows of a chunk.
-    pub chunk_rows: usize,
+    pub chunk_rows: ChunkRows,
     /// Which chunks on the way to a rank are cut finer.
     pub taper: Taper,
     /// Who moves the data.
@@ -99,8 +99,7 @@ impl AllGather {
     /// Allocates for every rank a buffer of `max_rows` rows, and the signals.
     pub fn new(transfer: Box<dyn DataTransfer>, members: &Members, spec: AllGatherSpec) -> Result<Self> {
         let world_size = members.world_size();
-        let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, spec.chunk_rows)?;
-        let largest = largest.tapered(spec.taper, 0);
+        let largest = spec.chunk_rows.numbered(spec.max_rows, world_size, spec.taper)?;
         let space = &members.space;
         let through_host = spec.direction == Direction::Pull && spec.placement == Placement::PinnedHost;
         let layout = |rows| Layout::new(rows, spec.row_bytes, spec.side_bytes);
@@ -198,8 +197,7 @@ impl AllGather {
         if rows > max_rows {
             return Err(Error::TooManyRows { rows, max_rows });
         }
-        let shards = Shards::new(rows, self.world_size)?;
-        let chunks = Chunks::new(shards, self.spec.chunk_rows)?;
+        let chunks = self.spec.chunk_rows.cut(rows, self.world_size)?;
         Ok(chunks.tapered(self.spec.taper, receiver).numbered_as(&self.largest))
     }
 

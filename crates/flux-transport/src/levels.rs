@@ -297,10 +297,10 @@ impl Scatter {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
         if !by_block {
-            return cut(rows, self.world_size, self.spec.chunk_rows, false);
+            return cut(rows, self.world_size, &self.spec.chunk_rows, false);
         }
         let block_rows = self.spec.block_rows.max(1);
-        let chunk_rows = self.spec.chunk_rows.clamp(1, self.slot_rows().max(1)).div_ceil(block_rows);
+        let chunk_rows = self.spec.chunk_rows.of(rows).clamp(1, self.slot_rows().max(1)).div_ceil(block_rows);
         Ok(Chunks::new(Shards::new(rows, self.world_size)?, chunk_rows.saturating_mul(block_rows))?)
     }
 }

@@ -10,7 +10,7 @@ use crate::link::{here, raise_words, stream_site};
 use crate::scatter::{Rank, Scatter};
 use crate::{Chunk, Error, Members, Result, ScatterSpec};
 use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Shards, Taper};
+use flux_swizzle::{ChunkRows, Chunks, Shards, Taper};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ pub(crate) struct Relay {
     written: SymmetricSignals,
     /// Of the largest call: their rows are multiples of `block_rows`.
     largest: Chunks,
+    chunk_rows: ChunkRows,
     taper: Taper,
     block_rows: usize,
     pub(crate) row_bytes: usize,
@@ -69,8 +70,8 @@ impl Relay {
         let in_blocks =
             |rows: usize| rows.clamp(1, slot_rows.max(1)).div_ceil(block_rows).saturating_mul(block_rows);
         let taper = Taper { grain: in_blocks(spec.taper.grain), ..spec.taper };
-        let largest = Chunks::new(Shards::new(spec.max_rows, world_size)?, in_blocks(spec.chunk_rows))?;
-        let largest = largest.tapered(taper, 0);
+        let chunk_rows = spec.chunk_rows.map(in_blocks);
+        let largest = chunk_rows.numbered(spec.max_rows, world_size, taper)?;
         let slot_bytes = slot_rows.saturating_mul(row_bytes);
         // Nobody but the rank itself accesses either, wherever its peers' slots lie.
         let bytes = world_size.saturating_mul(slot_bytes);
@@ -83,7 +84,7 @@ impl Relay {
             Ok::<_, Error>(Waits { acked: acked(rank)?, written: of_rank })
         })?;
         let tiles = Arc::new(tiles);
-        Ok(Self { waits, tiles, written, largest, taper, block_rows, row_bytes, slot_bytes })
+        Ok(Self { waits, tiles, written, largest, chunk_rows, taper, block_rows, row_bytes, slot_bytes })
     }
 
     /// Room for at least the rows of the largest call, contiguous, for calls that relay nothing.
@@ -101,7 +102,7 @@ impl Relay {
 
     /// The chunks in which the tiles of a call with `shards` travel from `rank`.
     pub(crate) fn chunks(&self, rank: usize, shards: Shards) -> Result<Chunks> {
-        let chunks = Chunks::new(shards, self.largest.chunk_rows())?;
+        let chunks = Chunks::new(shards, self.chunk_rows.of(shards.total()))?;
         Ok(chunks.tapered(self.taper, rank).numbered_as(&self.largest))
     }
 
@@ -271,7 +272,7 @@ mod tests {
         let spec = ScatterSpec {
             max_rows: WORLD_SIZE * slot_rows,
             row_bytes: 1,
-            chunk_rows,
+            chunk_rows: chunk_rows.into(),
             taper,
             block_rows,
             with_partial: false,

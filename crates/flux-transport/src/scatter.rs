@@ -23,7 +23,7 @@ use crate::scatter_puts::{PutWords, Puts};
 use crate::turns::Scattering;
 use crate::{DataTransfer, Direction, Error, Members, Result, SignalLoss, SumSlots, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{Chunks, Pattern, Shards, SlotLayout, SlotPlace, Taper};
+use flux_swizzle::{ChunkRows, Chunks, Pattern, SlotLayout, SlotPlace, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,7 +38,7 @@ pub struct ScatterSpec {
     /// Bytes from one row of a slot, or of the partial rows, to the next.
     pub row_bytes: usize,
     /// Rows of a chunk; where tiles are relayed, rounded up to whole blocks.
-    pub chunk_rows: usize,
+    pub chunk_rows: ChunkRows,
     /// Which chunks of relayed tiles, on their way from a rank, are cut finer; into whole blocks.
     pub taper: Taper,
     /// Rows of a block: all that share one of the signals that tell a slot's owner of a GEMM's tiles. 0 if there are none.
@@ -135,7 +135,7 @@ impl Scatter {
         to_all: bool,
     ) -> Result<Self> {
         let world_size = members.world_size();
-        let chunks = cut(spec.max_rows, world_size, spec.chunk_rows, to_all)?;
+        let chunks = cut(spec.max_rows, world_size, &spec.chunk_rows, to_all)?;
         let (slot_rows, space) = (chunks.shards().max_rows(), &members.space);
         let reach = Arc::clone(space.reach());
         let blocks = if spec.block_rows == 0 { 0 } else { slot_rows.div_ceil(spec.block_rows) };
@@ -157,7 +157,9 @@ impl Scatter {
         let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
         let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
-        let most_chunks = slot_rows.div_ceil(spec.chunk_rows).saturating_mul(layout.all_slots());
+        let most_chunks =
+            spec.chunk_rows.numbered(spec.max_rows, chunks.shards().world_size(), Taper::NONE)?;
+        let most_chunks = most_chunks.signal(1, 0).saturating_mul(layout.all_slots());
         let own_blocks = |rank: usize| {
             let count = if to_all && !reach.is_complete() { blocks } else { 0 };
             let own = |block| rank * blocks + block; // as in `Scatter::block_signals`
@@ -348,9 +350,8 @@ impl Scatter {
 }
 
 /// The chunks of `rows` rows: of one shard for each owner, or of the one shard that goes to all.
-pub(crate) fn cut(rows: usize, world_size: usize, chunk_rows: usize, to_all: bool) -> Result<Chunks> {
-    let shards = Shards::new(rows, if to_all { world_size.min(1) } else { world_size })?;
-    Ok(Chunks::new(shards, chunk_rows)?)
+pub(crate) fn cut(rows: usize, world_size: usize, chunk_rows: &ChunkRows, to_all: bool) -> Result<Chunks> {
+    Ok(chunk_rows.cut(rows, if to_all { world_size.min(1) } else { world_size })?)
 }
 
 impl Drop for Scatter {

@@ -39,7 +39,7 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = cut(rows, self.world_size, self.spec.chunk_rows, self.to_all)?;
+        let chunks = cut(rows, self.world_size, &self.spec.chunk_rows, self.to_all)?;
         let shard = |owner: usize| if self.to_all { 0 } else { owner };
         let row_bytes = self.spec.row_bytes;
         let own_first = chunks.shards().range(shard(rank)).start;

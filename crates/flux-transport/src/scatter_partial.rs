@@ -135,7 +135,7 @@ impl Scatter {
         if rows > self.spec.max_rows {
             return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
         }
-        let chunks = cut(rows, self.world_size, self.spec.chunk_rows, self.to_all)?;
+        let chunks = cut(rows, self.world_size, &self.spec.chunk_rows, self.to_all)?;
         let state = &self.ranks[rank];
         let transfers = state.link.lane(state.part.lane(peer));
         let push = self.spec.direction == Direction::Push;

@@ -155,7 +155,7 @@ fn gather(own: &Rank, members: &Members, pattern: &Pattern, direction: Direction
         max_rows: 64,
         row_bytes: 4,
         side_bytes: 2,
-        chunk_rows: 3,
+        chunk_rows: 3.into(),
         taper: Taper::NONE,
         direction,
         pattern: pattern.clone(),
@@ -211,7 +211,7 @@ fn scatter_in_levels(members: &Members, puts: bool, sum_in_nodes: Option<Arc<dyn
     let spec = ScatterSpec {
         max_rows: 70,
         row_bytes: ROW_BYTES,
-        chunk_rows: 5,
+        chunk_rows: 5.into(),
         taper: Taper::NONE,
         block_rows: BLOCK_ROWS,
         with_partial: true,

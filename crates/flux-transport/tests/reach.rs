@@ -21,7 +21,7 @@ fn gather(members: &Members, pattern: Pattern, direction: Direction) -> Result<A
         max_rows: 64,
         row_bytes: 4,
         side_bytes: 2,
-        chunk_rows: 3,
+        chunk_rows: 3.into(),
         taper: Taper::NONE,
         direction,
         pattern,

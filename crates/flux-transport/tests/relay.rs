@@ -2,7 +2,7 @@
 //! written to poisoned before, and every block of rows read the moment its signal is up.
 
 use flux_memory::{Address, Device, FaultLog, Placement, Stream, reached};
-use flux_swizzle::{Chunks, End, Shards, Taper};
+use flux_swizzle::{ChunkRows, Chunks, End, Shards, Taper};
 use flux_transport::{Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss, Target};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ fn spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSp
     ScatterSpec {
         max_rows: MAX_ROWS,
         row_bytes: ROW,
-        chunk_rows,
+        chunk_rows: chunk_rows.into(),
         taper: Taper { end: End::First, finer: [2, 1, 0], grain: 1 },
         block_rows: BLOCK_ROWS,
         with_partial: true,
@@ -114,6 +114,9 @@ fn every_block_arrives_before_its_signal_and_once() {
             let mut spec = spec(world_size, direction, chunk_rows);
             if chunk_rows == 5 {
                 spec.pattern = islands;
+            }
+            if chunk_rows == 8 {
+                spec.chunk_rows = ChunkRows::up_to([(7, 1), (40, 4), (MAX_ROWS, 100)]);
             }
             let scatter = Scatter::new(Box::new(PeerCopy), &members, spec).unwrap();
             let streams: Vec<_> = (0..world_size).map(|_| Device::host().stream().unwrap()).collect();

@@ -1,8 +1,11 @@
 //! What one is told where there is no NCCL, or no NVSHMEM, by whoever needs it.
 
+#[path = "../../flux-dylib/tests/support/child.rs"]
+mod child;
+
+use child::in_a_child;
 use flux_memory::{Bootstrap, BootstrapError, Device, FaultLog, Peers, PerRank, Reach};
 use flux_transport::{NcclExchange, Nvshmem};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,25 +27,15 @@ impl Bootstrap for Alone {
     }
 }
 
-const CHILD: &str = "FLUX_TEST_CHILD";
-const NOWHERE: &str = "/nonexistent/library.so";
-
-/// Test `name` in a process of its own, where `variable` names a library that is not there: `error` must say what `needed` is, and
-/// both of these.
+/// Test `name`, where `variable` names a library that is not there: `error` must say what `needed` is, and both of these.
 fn check(name: &str, variable: &str, needed: &str, error: impl FnOnce(&Peers) -> flux_transport::Error) {
-    if std::env::var_os(CHILD).is_some() {
+    const NOWHERE: &str = "/nonexistent/library.so";
+    in_a_child(name, variable, NOWHERE, || {
         let error = error(&Peers::connect(Arc::new(Alone)).unwrap()).to_string();
         for part in [needed, variable, NOWHERE] {
             assert!(error.contains(part), "{part:?} is not in\n{error}");
         }
-        return;
-    }
-    let child = std::env::current_exe().unwrap();
-    let output = Command::new(child).args(["--exact", name]).env(CHILD, "1").env(variable, NOWHERE).output();
-    let output = output.unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}");
-    assert!(text.contains("1 passed"), "the child ran another test");
+    });
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl AgGemm {
         let row_bytes = spec.k * spec.dtype.bytes();
         let planner = Planner::new(group, OpKind::AgGemm, &spec)?;
         let built = planner.built();
-        let chunk_rows = built.chunk_rows;
+        let chunk_rows = built.chunks.of(spec.max_m);
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
         let (max_rows, direction) = (spec.max_m, built.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
@@ -81,10 +81,10 @@ impl AgGemm {
             max_rows,
             row_bytes,
             side_bytes,
-            chunk_rows,
+            chunk_rows: built.chunks.clone(),
             taper,
             direction,
-            pattern: spec.order.pattern(group, direction)?,
+            pattern: built.order.clone(),
             placement,
             op,
             signal_loss,
@@ -139,7 +139,7 @@ impl AgGemm {
 
     /// Rows in which a shard travels, but for what [`OpSpec::taper`] cuts finer.
     pub fn chunk_rows(&self) -> usize {
-        self.planner.built().chunk_rows
+        self.planner.built().chunks.of(self.spec.max_m)
     }
 
     /// How calls of `m` rows go, and why.
@@ -168,7 +168,7 @@ impl AgGemm {
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
-    /// a GPU are called together, with [`AgGemm::enqueue_all`].
+    /// a GPU are called together, with [`AgGemm::enqueue_all`]. It cannot be captured into a CUDA graph, and says so.
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`AgGemmCall`] says, and reachable by the rank's device, until

@@ -6,7 +6,7 @@ use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, Levels, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, PerRank, Stream};
-use flux_swizzle::Taper;
+use flux_swizzle::{Taper, TileShape};
 use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,10 @@ pub struct OpSpec {
     pub summation: Summation,
     /// [`crate::GemmRs`], and [`crate::GemmAr`] in two steps: whether what goes to another node is summed in its own before.
     pub levels: Levels,
-    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better, and over a slow link finer at one end
+    /// The tile that GEMMs are cut into: one of the kernels' ([`crate::Error::NoSuchTile`] lists them). By default the one that is
+    /// expected, or was measured, to be the fastest. Rows that are not aligned to 16 bytes have a kernel and a tile of their own.
+    pub tile: Option<TileShape>,
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better for so many rows, and over a slow link finer at one end
     /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best where K is long (in four it took 3.6 % longer, on two H200s), and not where its way takes about as long as its GEMM.
     pub chunk_rows: Option<usize>,
@@ -78,6 +81,7 @@ impl OpSpec {
             delivery: Delivery::Auto,
             summation: Summation::Auto,
             levels: Levels::Auto,
+            tile: None,
             chunk_rows: None,
             taper: None,
             keep_gathered: false,
@@ -143,7 +147,7 @@ pub(crate) fn check_call(group: &Group, spec: &OpSpec, rank: usize, m: usize, st
     check_stream(group, rank, stream)
 }
 
-/// The stream must run on the rank's device.
+/// The stream must run on the rank's device, and do what is enqueued.
 pub(crate) fn check_stream(group: &Group, rank: usize, stream: &Stream) -> Result<()> {
     let device = group.device(rank)?;
     let of_stream = stream.device();
@@ -154,6 +158,9 @@ pub(crate) fn check_stream(group: &Group, rank: usize, stream: &Stream) -> Resul
     };
     if !same {
         return Err(Error::WrongStream { stream: of_stream.to_string(), rank, device: device.to_string() });
+    }
+    if stream.is_capturing()? {
+        return Err(Error::Captured { rank });
     }
     Ok(())
 }
@@ -322,7 +329,7 @@ unsafe fn in_phases<Op: Phased>(
         let mut rank_state = state.lock(rank);
         rank_state.epoch += 1;
         rank_state.broken = true; // until everything is enqueued
-        rank_state.schedules.begin_call();
+        rank_state.schedules.begin_call(choice.tile);
         op.transfer_logs(rank).into_iter().for_each(TransferLog::begin);
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();

@@ -33,6 +33,17 @@ pub enum Error {
     /// The simulator does not take a machine.
     #[error(transparent)]
     Simulation(#[from] flux_sim::Error),
+    /// No kernel cuts a GEMM into that tile.
+    #[error(
+        "no kernel here cuts a GEMM into tiles of {tile}; take one of {}, or leave the tile to flux",
+        possible.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    NoSuchTile {
+        /// The tile that was asked for.
+        tile: flux_swizzle::TileShape,
+        /// Those that there are.
+        possible: Vec<flux_swizzle::TileShape>,
+    },
     /// Nothing can be planned for a machine.
     #[error("nothing can be planned for this machine: {reason}")]
     NoMachine {
@@ -236,6 +247,15 @@ pub enum Error {
         rank: usize,
         /// Where the rank lives.
         device: String,
+    },
+    /// The stream is being captured into a CUDA graph.
+    #[error(
+        "rank {rank}'s stream is being captured into a CUDA graph, but each call's signals have a number of their own, which a \
+         graph would repeat; end the capture before the call, and begin another one behind it"
+    )]
+    Captured {
+        /// The rank of the call.
+        rank: usize,
     },
     /// The element type is not the one that the operation was built for.
     #[error("the operation was built for {built}, the tensors are {given}")]

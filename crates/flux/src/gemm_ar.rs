@@ -87,9 +87,9 @@ impl GemmAr {
         let one_shot_rows = built.one_shot_rows;
         let gathered_rows = if spec.max_m > one_shot_rows { spec.max_m } else { 0 };
         let op = group.register(format!("gemm-ar (n {}, k {})", spec.n, spec.k));
-        let one_shot = Reduction::new(group, &spec, built, (op, one_shot_rows, Owners::All))?;
-        let scattered = Reduction::new(group, &spec, built, (op, gathered_rows, Owners::Shards))?;
-        let chunk_rows = built.chunk_rows;
+        let one_shot = Reduction::new(group, &spec, &built, (op, one_shot_rows, Owners::All))?;
+        let scattered = Reduction::new(group, &spec, &built, (op, gathered_rows, Owners::Shards))?;
+        let chunk_rows = built.chunks.of(gathered_rows);
         // Pushed through host memory, the shards would go from there to there, and GPUs do not copy that by themselves.
         let direction = match group.config().peer_memory {
             Placement::PinnedHost => Direction::Pull,
@@ -107,10 +107,10 @@ impl GemmAr {
                 max_rows: gathered_rows,
                 row_bytes,
                 side_bytes: 0,
-                chunk_rows,
+                chunk_rows: built.chunks.clone(),
                 taper: Taper::NONE,
                 direction,
-                pattern: spec.order.pattern(group, direction)?,
+                pattern: built.order.clone(),
                 placement: group.config().peer_memory,
                 op,
                 signal_loss: group.config().signal_loss,
@@ -192,7 +192,7 @@ impl GemmAr {
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
-    /// a GPU are called together, with [`GemmAr::enqueue_all`].
+    /// a GPU are called together, with [`GemmAr::enqueue_all`]. It cannot be captured into a CUDA graph, and says so.
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`GemmArCall`] says, and reachable by the rank's device, until

@@ -61,7 +61,7 @@ impl GemmRs {
         check_no_activation("gemm-rs", &spec)?;
         let op = group.register(format!("gemm-rs (n {}, k {})", spec.n, spec.k));
         let planner = Planner::new(group, OpKind::GemmRs, &spec)?;
-        let reduction = Reduction::new(group, &spec, planner.built(), (op, spec.max_m, Owners::Shards))?;
+        let reduction = Reduction::new(group, &spec, &planner.built(), (op, spec.max_m, Owners::Shards))?;
         let state = OpState::new(group, reduction.schedules(&spec)?)?;
         Ok(Self { spec, planner, reduction, state, group: group.clone() })
     }
@@ -129,7 +129,7 @@ impl GemmRs {
 
     /// Enqueues `rank`'s part of a call on `stream`: afterwards, in stream order, C is complete and A may be overwritten.
     /// It never waits on the host. An expired wait is reported by the next call, or by [`Group::check`]. Ranks that share
-    /// a GPU are called together, with [`GemmRs::enqueue_all`].
+    /// a GPU are called together, with [`GemmRs::enqueue_all`]. It cannot be captured into a CUDA graph, and says so.
     ///
     /// # Safety
     /// The matrices are live, of the extents that [`GemmRsCall`] says, and reachable by the rank's device, until

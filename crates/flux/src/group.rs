@@ -56,8 +56,8 @@ pub struct GroupConfig {
     /// which processes may differ.
     pub gpu: Option<usize>,
     /// Whether calls note when each tile and each transfer happened ([`crate::AgGemm::traces`] and its like). For looking,
-    /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, on GPUs only bf16 can be
-    /// traced, and calls cannot be captured into CUDA graphs.
+    /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, and on GPUs only bf16 can be
+    /// traced.
     pub trace: bool,
     /// The file that says how calls go best, as far as that was measured, and that [`crate::tune`] adds to; without one, what is
     /// measured is known to this group alone. Among processes, rank 0's counts. What is wrong with it is a warning, never a failure.

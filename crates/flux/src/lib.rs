@@ -51,7 +51,7 @@ pub use operation::{OperandParts, Operation, Part};
 pub use order::Order;
 pub use plan::{Path, PathChoice, PathPreference};
 pub use planner::{
-    Candidate, Explain, OpKind, Plan, PlanSource, Verdict, explain, explain_on, explain_on_topology,
+    Candidate, Explain, OpKind, Plan, PlanSource, SimMachine, Verdict, explain, explain_on, machine_of,
 };
 pub use push::Push;
 pub use scales::{Scale, Scales};

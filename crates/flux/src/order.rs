@@ -8,8 +8,9 @@ use std::str::FromStr;
 /// In which order ranks exchange their shards. `docs/orders.md` says what each order is, and when it is worth it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Within a node all send to all. Between nodes a shard goes to one rank of each, which passes it on within its node: where
-    /// shards are pushed, and ranks of a node address each other's device memory. Elsewhere all send to all.
+    /// What was measured to be the fastest, or fits what connects the ranks ([`crate::Explain::order`]). Where nobody knows that, all
+    /// of a node send to all, and between nodes a shard goes to one rank of each, which passes it on within its node. Only where
+    /// shards are pushed, and ranks of a node address each other's device memory, are they passed on; elsewhere all send to all.
     #[default]
     Auto,
     /// All send to all.
@@ -46,8 +47,8 @@ impl FromStr for Order {
 }
 
 impl Order {
-    /// How `world_size` ranks exchange their shards in this order, if that does not depend on where they are.
-    pub(crate) fn given(&self, world_size: usize) -> Result<Option<Pattern>> {
+    /// How `world_size` ranks exchange their shards in this order; none for [`Order::Auto`], which depends on where they are.
+    pub fn given(&self, world_size: usize) -> Result<Option<Pattern>> {
         Ok(match self {
             Order::Auto => None,
             Order::FullMesh => Some(Pattern::full_mesh(world_size)),
@@ -59,17 +60,22 @@ impl Order {
         })
     }
 
-    /// How the ranks of `group` exchange their shards, moved by whom `direction` says, in this order.
+    /// Whether ranks of a node pass on to each other what has come to them, if nobody asks for it.
+    pub(crate) fn passes_on(group: &Group, direction: Direction) -> bool {
+        let reach = group.members().space.reach();
+        let addressed = reach.nodes().iter().all(|node| reach.of_rank(node.start) == *node);
+        addressed && direction == Direction::Push && group.config().peer_memory == Placement::Device
+    }
+
+    /// How the ranks of `group` exchange their shards where nobody knows what connects them, moved by whom `direction` says, in this order.
     pub(crate) fn pattern(&self, group: &Group, direction: Direction) -> Result<Pattern> {
         let world_size = group.world_size();
         if let Some(given) = self.given(world_size)? {
             return Ok(given);
         }
-        let reach = group.members().space.reach();
-        let addressed = reach.nodes().iter().all(|node| reach.of_rank(node.start) == *node);
-        let passes_on = direction == Direction::Push && group.config().peer_memory == Placement::Device;
-        Ok(match reach.nodes() {
-            nodes if nodes.len() > 1 && nodes.len() < world_size && addressed && passes_on => {
+        let passes_on = Self::passes_on(group, direction);
+        Ok(match group.nodes() {
+            nodes if nodes.len() > 1 && nodes.len() < world_size && passes_on => {
                 Pattern::Nested(nodes.iter().map(|node| Pattern::Mesh(node.clone().collect())).collect())
             }
             _ => Pattern::full_mesh(world_size),

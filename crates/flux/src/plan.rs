@@ -2,7 +2,7 @@
 
 use crate::delivery::{self, with_delivery};
 use crate::planner::{Chosen, PlanSource};
-use crate::{Delivery, Summation};
+use crate::{Delivery, Summation, TileShape};
 
 /// A shard travels at once if it can: over NVLink finer chunks took 0.4 to 3.6 % longer where K is long (measured on two H200s), and each
 /// costs the host a few µs. But what waits for a chunk waits for all of it, so there is a limit.
@@ -74,6 +74,10 @@ pub struct PathChoice {
     /// Where they were summed, never [`Summation::Auto`]: [`Summation::Folded`] if by every rank that was called; none if
     /// tiles did not go by themselves.
     pub summation: Option<Summation>,
+    /// The class of the order in which ranks exchange, as `flux topo` names it; the operation's `pattern` is the order itself.
+    pub order: &'static str,
+    /// The tile that was asked for, or measured to be the best; if none, the kernels' own choice.
+    pub tile: Option<TileShape>,
     /// Who has decided it.
     pub source: PlanSource,
     /// The reason, for people; [`crate::AgGemm::explain`] and its like say more.
@@ -82,7 +86,7 @@ pub struct PathChoice {
 
 /// The way that was planned for calls of an AllGather+GEMM.
 pub(crate) fn choice(chosen: Chosen) -> PathChoice {
-    let Chosen { path, source, pads } = chosen;
+    let Chosen { path, source, pads, order, tile } = chosen;
     let why = match (path, source) {
         (Path::Local, _) => "one rank has nothing to communicate",
         (_, PlanSource::Forced) => "as asked",
@@ -90,7 +94,7 @@ pub(crate) fn choice(chosen: Chosen) -> PathChoice {
         (Path::Unfused, PlanSource::Model) if pads => PADS,
         (_, PlanSource::Model) => "expected to be the fastest",
     };
-    PathChoice { path, delivery: None, summation: None, source, why }
+    PathChoice { path, delivery: None, summation: None, order, tile, source, why }
 }
 
 const PADS: &str = "a shard fills less than half a tile, and fused tiles do not straddle shards";
@@ -168,7 +172,7 @@ mod tests {
             (Path::Unfused, Tuned, true, "measured"),
             (Path::Chunked, Forced, false, "as asked"),
         ] {
-            let chosen = Chosen { path, source, pads };
+            let chosen = Chosen { path, source, pads, order: "ring", tile: None };
             let scattered = reduce_scatter(chosen, relayed);
             assert!(choice(chosen).why.contains(why) && scattered.why.contains(why), "{scattered:?}");
             assert_eq!(scattered.delivery.is_some(), path == Path::Fused);
@@ -176,7 +180,7 @@ mod tests {
                 let reduced = all_reduce(chosen, relayed, one_shot);
                 let delivery = if one_shot { Delivery::Direct } else { Delivery::Relayed };
                 assert_eq!(reduced.delivery, (path == Path::Fused).then_some(delivery), "{reduced:?}");
-                assert_eq!((reduced.path, reduced.source), (path, source));
+                assert_eq!((reduced.path, reduced.source, reduced.order), (path, source, "ring"));
                 assert!(path == Path::Local || one_shot == reduced.why.contains("few rows"), "{reduced:?}");
             }
         }

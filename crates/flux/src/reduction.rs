@@ -23,8 +23,8 @@ use flux_launch::{
     Activation, Destinations, FoldParams, GemmParams, Policy, Problem, SIGNAL_ROWS, Slots, SumParams, Tiling,
 };
 use flux_memory::{Address, Buffer, PerRank, Placement, Stream};
-use flux_swizzle::{Pattern, Shards, Taper, TileShape};
-use flux_transport::{Direction, Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
+use flux_swizzle::{ChunkRows, Pattern, Shards, Taper, TileShape};
+use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
 use std::ops::Range;
 use tables::destinations;
 
@@ -82,7 +82,7 @@ impl Reduction {
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
-        built: Built,
+        built: &Built,
         (op, max_rows, owners): (u32, usize, Owners),
     ) -> Result<Self> {
         let world_size = group.world_size();
@@ -94,10 +94,11 @@ impl Reduction {
             Owners::All => max_rows,
         };
         // What is sent to all goes whole.
-        let chunk_rows = match owners {
-            Owners::Shards => built.chunk_rows,
-            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)),
+        let by_rows: ChunkRows = match owners {
+            Owners::Shards => built.chunks.clone(),
+            Owners::All => spec.chunk_rows.unwrap_or_else(|| plan::chunk_rows(row_bytes, slot_rows)).into(),
         };
+        let chunk_rows = by_rows.of(max_rows);
         let may_fuse = matches!(spec.path, PathPreference::Auto | PathPreference::Fused);
         let two_levels = owners == Owners::Shards && spec.levels.are_two(group, spec.delivery)?;
         let puts = may_fuse && owners == Owners::Shards && !two_levels && puts::prepare(group, spec)?;
@@ -122,7 +123,7 @@ impl Reduction {
         let scatter_spec = ScatterSpec {
             max_rows,
             row_bytes,
-            chunk_rows,
+            chunk_rows: by_rows,
             taper,
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
@@ -130,8 +131,8 @@ impl Reduction {
             puts,
             sum_in_nodes: two_levels.then(|| NodeSums::shared(group, spec.dtype, (spec.n, pitch), op)),
             direction: built.direction,
-            // Nothing is passed on: whoever moves it, what goes to another node first is best computed first.
-            pattern: spec.order.pattern(group, Direction::Push)?,
+            // Nothing is passed on: it is the order in which tiles are computed.
+            pattern: built.order.clone(),
             placement: group.config().peer_memory,
             op,
             signal_loss: group.config().signal_loss,

@@ -7,7 +7,7 @@ use flux_launch::{
     Schedule, ScheduleTables, Tiling, Trace,
 };
 use flux_memory::{Event, Stream};
-use flux_swizzle::{Shards, TileOrder};
+use flux_swizzle::{Shards, TileOrder, TileShape};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
@@ -30,19 +30,23 @@ pub(crate) struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    fn tiling(&self, aligned: bool) -> Result<Tiling> {
+    fn tiling(&self, aligned: bool, tile: Option<TileShape>) -> Result<Tiling> {
         let (n, k) = (self.params.n as usize, self.params.k as usize);
         let to_slots = self.policy == Policy::ReduceScatter;
         let problem = Problem { shards: self.shards, n, k, aligned, to_slots };
+        let ways = self.launcher.tilings_into(tile, self.dtype, &problem)?;
         if self.must_fold {
             let sources = self.params.fold.sources as usize;
-            for (tiling, _) in self.launcher.tilings(self.dtype, &problem)? {
-                if self.launcher.can_fold(self.dtype, &tiling, sources)? {
-                    return Ok(tiling);
+            for (tiling, _) in &ways {
+                if self.launcher.can_fold(self.dtype, tiling, sources)? {
+                    return Ok(*tiling);
                 }
             }
         }
-        Ok(self.launcher.tiling(self.dtype, &problem)?)
+        match ways.first() {
+            Some(&(tiling, _)) => Ok(tiling),
+            None => Ok(self.launcher.tiling(self.dtype, &problem)?), // says what is missing
+        }
     }
 }
 
@@ -52,9 +56,9 @@ pub(crate) fn plain_tables(rows: usize, tiling: &Tiling, columns: usize) -> Resu
     Ok(ScheduleTables::new(&order, |_, _| {})?)
 }
 
-/// What a schedule depends on, within an operation: the rows, what is done with them, and whether the operands are aligned,
-/// which decides about the kernel.
-type Key = (usize, Policy, bool);
+/// What a schedule depends on, within an operation: the rows, what is done with them, whether the operands are aligned,
+/// which decides about the kernel, and the tile, if it is decided.
+type Key = (usize, Policy, bool, Option<TileShape>);
 
 /// One rank's schedules of one operation. All memory is allocated when it is built.
 #[derive(Debug)]
@@ -63,6 +67,8 @@ pub(crate) struct Schedules {
     turn: u64,
     /// The last launch summed its own rows itself.
     folded: bool,
+    /// The tile that the call's GEMMs are to be cut into, if it is decided.
+    tile: Option<TileShape>,
     /// When the units of the last call happened, if the group is traced.
     trace: Option<Trace>,
 }
@@ -100,11 +106,18 @@ impl Schedules {
         let entries = schedules.into_iter().map(entry).collect::<Result<_>>()?;
         // A call by shards launches once for each.
         let room = || launcher.trace(device, dtype, (tiles, row_tiles), group.world_size());
-        Ok(Self { entries, turn: 0, folded: false, trace: group.config().trace.then(room).transpose()? })
+        Ok(Self {
+            entries,
+            turn: 0,
+            folded: false,
+            tile: None,
+            trace: group.config().trace.then(room).transpose()?,
+        })
     }
 
-    /// A call begins: its launches are what is traced from here on.
-    pub(crate) fn begin_call(&self) {
+    /// A call begins: its launches are what is traced from here on, and are cut into `tile`, if that is decided.
+    pub(crate) fn begin_call(&mut self, tile: Option<TileShape>) {
+        self.tile = tile;
         if let Some(trace) = &self.trace {
             trace.begin();
         }
@@ -145,7 +158,7 @@ impl Schedules {
         // Hopper's kernel does not put: the portable one, which takes what is not aligned, does.
         let puts = gemm.destinations.is_some_and(Destinations::has_puts);
         let aligned = gemm.params.are_operands_aligned(gemm.dtype) && !puts;
-        let key = Some((gemm.shards.total(), gemm.policy, aligned));
+        let key = Some((gemm.shards.total(), gemm.policy, aligned, self.tile));
         let found = self.entries.iter().position(|entry| entry.key == key);
         let oldest = || (0..self.entries.len()).min_by_key(|&index| self.entries[index].last_used);
         let index = found.or_else(oldest).unwrap_or(0);
@@ -154,7 +167,7 @@ impl Schedules {
         stream.wait(&entry.used)?;
         if found.is_none() {
             entry.key = None;
-            let tiling = gemm.tiling(aligned)?;
+            let tiling = gemm.tiling(aligned, self.tile)?;
             let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.half_rows())?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.

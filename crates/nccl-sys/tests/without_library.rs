@@ -1,18 +1,14 @@
 //! What one is told where there is no NCCL, or a wrong one. The wrong ones are made here, by the C compiler.
 #![cfg(unix)]
 
-use nccl_sys::{Library, LoadError, NCCL, Search};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "../../flux-dylib/tests/support/child.rs"]
+mod child;
+#[path = "../../flux-dylib/tests/support/compile.rs"]
+mod compile;
 
-fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
-    let (c, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
-    std::fs::write(&c, source).unwrap();
-    let arguments = ["-shared", "-fPIC", "-o"];
-    let status = Command::new("cc").args(arguments).arg(&library).arg(&c).status().expect("cc, a C compiler");
-    assert!(status.success());
-    library
-}
+use child::in_a_child;
+use compile::compile;
+use nccl_sys::{Library, LoadError, NCCL, Search};
 
 #[test]
 fn every_path_tried_is_listed_and_what_to_do() {
@@ -35,7 +31,7 @@ fn other_versions_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let of = |code: u32| {
         let source = format!("int ncclGetVersion(int *version) {{ *version = {code}; return 0; }}");
-        library(folder.path(), &format!("nccl-{code}"), &source)
+        compile(folder.path(), &format!("nccl-{code}"), &source)
     };
     for (code, found) in [(1, "0.0.1"), (2_708, "2.7.8"), (21_805, "2.18.5"), (30_000, "3.0.0")] {
         let error = Library::open(&Search::of([of(code)])).unwrap_err().to_string();
@@ -50,10 +46,10 @@ fn other_versions_are_refused() {
 #[test]
 fn a_library_that_fails_to_say_its_version_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let failing = library(folder.path(), "failing", "int ncclGetVersion(int *version) { return 3; }");
+    let failing = compile(folder.path(), "failing", "int ncclGetVersion(int *version) { return 3; }");
     let error = Library::open(&Search::of([failing])).unwrap_err().to_string();
     assert!(error.contains("does not tell its version: ncclGetVersion returned 3"), "{error}");
-    let other = library(folder.path(), "other", "int other(void) { return 0; }");
+    let other = compile(folder.path(), "other", "int other(void) { return 0; }");
     let error = Library::open(&Search::of([other])).unwrap_err().to_string();
     assert!(error.contains("is not NCCL: it has no function ncclGetVersion"), "{error}");
 }
@@ -61,20 +57,12 @@ fn a_library_that_fails_to_say_its_version_is_refused() {
 /// A failed load is an error and does not end in some other library; `load` in a process of its own, as it remembers.
 #[test]
 fn a_bad_override_is_an_error() {
-    if std::env::var_os("FLUX_NCCL_CHILD").is_some() {
-        let (first, second) = (Library::load().unwrap_err(), Library::load().unwrap_err());
+    const NOWHERE: &str = "/nonexistent/libnccl.so.2";
+    in_a_child("a_bad_override_is_an_error", NCCL.variable, NOWHERE, || {
+        let [first, second] = [Library::load().unwrap_err(), Library::load().unwrap_err()];
         assert_eq!(first.to_string(), second.to_string());
         assert_eq!(first.tried().len(), 1);
         assert!(first.to_string().contains("FLUX_NCCL_LIBRARY names"), "{first}");
-        assert!(first.to_string().contains("/nonexistent/libnccl.so.2"), "{first}");
-        return;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_bad_override_is_an_error"])
-        .env("FLUX_NCCL_CHILD", "1")
-        .env("FLUX_NCCL_LIBRARY", "/nonexistent/libnccl.so.2")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the child ran another test");
+        assert!(first.to_string().contains(NOWHERE), "{first}");
+    });
 }

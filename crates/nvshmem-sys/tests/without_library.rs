@@ -1,18 +1,14 @@
 //! What one is told where there is no NVSHMEM, or a wrong one. The wrong ones are made here, by the C compiler.
 #![cfg(unix)]
 
-use nvshmem_sys::{Library, LoadError, NVSHMEM, Search};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+#[path = "../../flux-dylib/tests/support/child.rs"]
+mod child;
+#[path = "../../flux-dylib/tests/support/compile.rs"]
+mod compile;
 
-fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
-    let (c, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
-    std::fs::write(&c, source).unwrap();
-    let arguments = ["-shared", "-fPIC", "-o"];
-    let status = Command::new("cc").args(arguments).arg(&library).arg(&c).status().expect("cc, a C compiler");
-    assert!(status.success());
-    library
-}
+use child::in_a_child;
+use compile::compile;
+use nvshmem_sys::{Library, LoadError, NVSHMEM, Search};
 
 #[test]
 fn every_path_tried_is_listed_and_what_to_do() {
@@ -40,7 +36,7 @@ fn other_versions_are_refused() {
             "void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch) \
              {{ *major = {major}; *minor = {minor}; *patch = {patch}; }}"
         );
-        library(folder.path(), &format!("nvshmem-{major}.{minor}.{patch}"), &source)
+        compile(folder.path(), &format!("nvshmem-{major}.{minor}.{patch}"), &source)
     };
     for version in [[1, 0, 0], [2, 11, 0], [3, 1, 7], [4, 0, 0]] {
         let error = Library::open(&Search::of([of(version)])).unwrap_err().to_string();
@@ -57,10 +53,10 @@ fn other_versions_are_refused() {
 fn a_library_that_fails_to_say_its_version_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let silent = "void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch) {}";
-    let silent = library(folder.path(), "silent", silent);
+    let silent = compile(folder.path(), "silent", silent);
     let error = Library::open(&Search::of([silent])).unwrap_err().to_string();
     assert!(error.contains("does not tell its version"), "{error}");
-    let other = library(folder.path(), "other", "int other(void) { return 0; }");
+    let other = compile(folder.path(), "other", "int other(void) { return 0; }");
     let error = Library::open(&Search::of([other])).unwrap_err().to_string();
     assert!(error.contains("is not NVSHMEM: it has no function nvshmemx_vendor_get_version_info"), "{error}");
 }
@@ -68,20 +64,12 @@ fn a_library_that_fails_to_say_its_version_is_refused() {
 /// A failed load is an error and does not end in some other library; `load` in a process of its own, as it remembers.
 #[test]
 fn a_bad_override_is_an_error() {
-    if std::env::var_os("FLUX_NVSHMEM_CHILD").is_some() {
-        let (first, second) = (Library::load().unwrap_err(), Library::load().unwrap_err());
+    const NOWHERE: &str = "/nonexistent/libnvshmem_host.so.3";
+    in_a_child("a_bad_override_is_an_error", NVSHMEM.variable, NOWHERE, || {
+        let [first, second] = [Library::load().unwrap_err(), Library::load().unwrap_err()];
         assert_eq!(first.to_string(), second.to_string());
         assert_eq!(first.tried().len(), 1);
         assert!(first.to_string().contains("FLUX_NVSHMEM_LIBRARY names"), "{first}");
-        assert!(first.to_string().contains("/nonexistent/libnvshmem_host.so.3"), "{first}");
-        return;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_bad_override_is_an_error"])
-        .env("FLUX_NVSHMEM_CHILD", "1")
-        .env("FLUX_NVSHMEM_LIBRARY", "/nonexistent/libnvshmem_host.so.3")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the child ran another test");
+        assert!(first.to_string().contains(NOWHERE), "{first}");
+    });
 }

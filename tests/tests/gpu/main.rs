@@ -2,6 +2,7 @@
 
 mod collectives;
 mod faults;
+mod limits;
 mod load;
 mod nodes;
 mod nvshmem;

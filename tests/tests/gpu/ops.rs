@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
     Activation, AgGemm, Backend, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs, Group, OpSpec,
-    Operation, PathPreference, Placement, Whole,
+    Operation, PathPreference, Placement, TileShape, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::groups::on_gpus as group_in;
@@ -15,6 +15,40 @@ use half::{bf16, f16};
 #[test]
 fn a_large_layer_is_right() {
     check(Case { m: 2100, n: 1544, k: 1032, world_size: 4 }, &group_in(Placement::Device));
+}
+
+/// All tiles that can be asked for, in every way of going about it: the same product.
+#[test]
+fn every_tile_that_can_be_asked_for_is_right() {
+    let (m, n, k, world_size) = (1040, 520, 200, 2);
+    let group = group_in(Placement::Device)(world_size);
+    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
+    let expected = product(&a, &b, m, n, k);
+    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+    spec.tile = Some(TileShape { rows: 1, columns: 1 });
+    let Err(Error::NoSuchTile { possible, .. }) = AgGemm::new(&group, spec.clone()) else { panic!("1x1") };
+    for tile in possible {
+        for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
+            (spec.tile, spec.path) = (Some(tile), path);
+            let gather = AgGemm::new(&group, spec.clone()).unwrap();
+            assert_eq!(gather.explain(m).unwrap().chosen.tile, Some(tile));
+            check_tile(&group, &gather, (m, tile), (&a, &b, &expected));
+            check_tile(&group, &GemmRs::new(&group, spec.clone()).unwrap(), (m, tile), (&a, &b, &expected));
+        }
+    }
+}
+
+fn check_tile<Op: Operation>(
+    group: &Group,
+    op: &Op,
+    (m, tile): (usize, TileShape),
+    (a, b, expected): (&[bf16], &[bf16], &[f64]),
+) {
+    let whole = Whole::place(group, op, a, b, m).unwrap();
+    assert_eq!(whole.enqueue().unwrap().tile, Some(tile));
+    let c = whole.result().unwrap();
+    let is_right = c.iter().zip(expected).all(|(c, expected)| f64::from(*c) == *expected);
+    assert!(is_right, "{tile}: {:?}", op.spec());
 }
 
 #[test]

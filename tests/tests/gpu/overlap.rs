@@ -280,7 +280,7 @@ fn all_gather_beside_its_copies() {
     println!(
         "    m      n     k chunk     finer copies |  gemm us copies us ratio | open gate | estimate fused us / floor      E"
     );
-    for n in [most, 16384, 12736, 8512] {
+    for n in [most, 16384, 12736, 12672, 8512] {
         let overlap = gpu.overlap((m, n, k), k * BYTES);
         let chosen = (overlap.chunk_rows, overlap.gather_taper().unwrap());
         let mut ways = vec![chosen];

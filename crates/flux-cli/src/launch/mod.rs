@@ -9,6 +9,7 @@ use crate::error::Error;
 use clap::Args;
 use output::Pumps;
 use ranks::{Ending, Ranks};
+pub(crate) use signals::is_ignored;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
@@ -84,9 +85,13 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<ExitCode, Error> {
         // What ranks have left running would hold their output open.
         ranks.kill_groups();
     }
-    pumps.finish();
+    let written = pumps.finish();
     drop(ranks);
-    Ok(ExitCode::from(failed.map_or(0, |ending| ending.code())))
+    if !written {
+        say("what the ranks have printed could not all be written");
+    }
+    let unwritten = if written { 0 } else { 2 };
+    Ok(ExitCode::from(failed.map_or(unwritten, |ending| ending.code())))
 }
 
 fn say(line: &str) {

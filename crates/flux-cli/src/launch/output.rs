@@ -22,6 +22,8 @@ pub(super) enum Target {
 #[derive(Default)]
 pub(super) struct Pumps {
     pumps: Vec<(JoinHandle<()>, Arc<Progress>)>,
+    /// Something could not be written, though there was somebody to read it.
+    lost: Arc<AtomicBool>,
 }
 
 /// How far a pump is.
@@ -41,21 +43,23 @@ impl Pumps {
     ) -> std::io::Result<()> {
         let progress = Arc::new(Progress::default());
         let own = Arc::clone(&progress);
-        let carry = move || carry(from, &format!("[{rank}] "), target, &own);
+        let lost = Arc::clone(&self.lost);
+        let carry = move || carry(from, &format!("[{rank}] "), (target, &lost), &own);
         let thread = std::thread::Builder::new().name(format!("output-{rank}")).spawn(carry)?;
         self.pumps.push((thread, progress));
         Ok(())
     }
 
     /// Waits until everything that ranks have printed is written, however slowly it is read. It does not wait for what a rank
-    /// has left running to print more.
-    pub(super) fn finish(self) {
+    /// has left running to print more. False if something could not be written: the disk is full, say.
+    pub(super) fn finish(self) -> bool {
         let mut seen = None;
         let mut since = Instant::now();
         loop {
             let unfinished = || self.pumps.iter().filter(|(thread, _)| !thread.is_finished());
+            let written = !self.lost.load(Ordering::Acquire);
             if unfinished().next().is_none() {
-                return;
+                return written;
             }
             let reads: u64 = unfinished().map(|(_, progress)| progress.reads.load(Ordering::Acquire)).sum();
             let writing = unfinished().any(|(_, progress)| progress.writing.load(Ordering::Acquire));
@@ -63,15 +67,15 @@ impl Pumps {
                 seen = Some((unfinished().count(), reads));
                 since = Instant::now();
             } else if since.elapsed() > LINGER {
-                return;
+                return written;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-fn carry(mut from: impl Read, prefix: &str, target: Target, progress: &Progress) {
-    let mut line = Line { prefix, target, bytes: Vec::new() };
+fn carry(mut from: impl Read, prefix: &str, (target, lost): (Target, &AtomicBool), progress: &Progress) {
+    let mut line = Line { prefix, target, lost, bytes: Vec::new() };
     let mut chunk = vec![0; 16 << 10];
     loop {
         let count = match from.read(&mut chunk) {
@@ -94,6 +98,7 @@ fn carry(mut from: impl Read, prefix: &str, target: Target, progress: &Progress)
 struct Line<'p> {
     prefix: &'p str,
     target: Target,
+    lost: &'p AtomicBool,
     bytes: Vec<u8>,
 }
 
@@ -120,11 +125,14 @@ impl Line<'_> {
         if !whole.ends_with(b"\n") {
             whole.push(b'\n');
         }
-        // A reader that has gone wants no more of it. The ranks go on: they may have other work than to print.
-        let _ = match self.target {
+        let written = match self.target {
             Target::Stdout => write_all(std::io::stdout().lock(), &whole),
             Target::Stderr => write_all(std::io::stderr().lock(), &whole),
         };
+        // A reader that has gone wants no more of it. The ranks go on in any case: they may have other work than to print.
+        if written.is_err_and(|error| error.kind() != ErrorKind::BrokenPipe) {
+            self.lost.store(true, Ordering::Release);
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::args::{OpArgument, parse_chunk_rows};
 use clap::{Args, ValueEnum};
-use flux_sim::{Op, Path};
+use flux::Order;
+use flux_sim::{Gpu, Op, Path};
 use std::path::PathBuf;
 
 #[derive(Args)]
@@ -10,9 +11,20 @@ pub(crate) struct SimArguments {
     /// Which operation.
     #[arg(value_enum)]
     pub(crate) op: OpArgument,
-    /// The machine, by name; an unknown name lists the known ones.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) preset: String,
+    /// The machine, by name; an unknown name lists the known ones. One that only `flux topo` knows has the constants of the GPU
+    /// that it names.
+    #[arg(long, value_name = "NAME", required_unless_present = "file")]
+    pub(crate) preset: Option<String>,
+    /// The machine that a file describes: NCCL's topology XML, or the text of `nvidia-smi topo -m`; `-` is the standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    pub(crate) file: Option<PathBuf>,
+    /// The machine's GPUs, by name, if a file does not say which they are, or others are to be in their place.
+    #[arg(long, value_name = "NAME", value_parser = parse_gpu)]
+    pub(crate) gpu: Option<Gpu>,
+    /// In which order ranks exchange their shards: auto (as fits the machine), full-mesh, ring, or as ranks are connected, like
+    /// ring:0-3/4-7.
+    #[arg(long, default_value_t = Order::Auto)]
+    pub(crate) order: Order,
     /// How many such machines, connected by their network cards.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) nodes: usize,
@@ -41,6 +53,12 @@ pub(crate) struct SimArguments {
     /// How to report.
     #[arg(long, value_enum, default_value_t = SimFormat::Table)]
     pub(crate) format: SimFormat,
+}
+
+fn parse_gpu(name: &str) -> Result<Gpu, String> {
+    let known =
+        || format!("nothing is known of it; known are {}", Gpu::names().collect::<Vec<_>>().join(", "));
+    Gpu::named(name).ok_or_else(known)
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -8,15 +8,22 @@ pub(crate) use arguments::SimArguments;
 
 use crate::error::Error;
 use crate::files;
+use crate::machine::Described;
 use crate::output::print;
 use arguments::SimFormat;
 use comfy_table::{CellAlignment, Table};
+use flux::{Pattern, SimMachine};
 use flux_sim::{Comparison, Machine, Op, Outcome, Path, Plan, Problem, compare, simulate};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 
 pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
-    let machine = Machine::preset(&arguments.preset, arguments.nodes)?;
+    let described = Described::new(arguments.preset.as_deref(), arguments.file.as_deref())?;
+    let described = described.ok_or_else(|| Error::NoMachine { name: String::new() })?; // one of both is required
+    let SimMachine { machine, orders, knows_gpu, .. } =
+        described.times(arguments.nodes, arguments.gpu.clone())?;
+    let order = arguments.order.given(machine.gpus())?.or(orders.into_iter().next());
+    let order = order.unwrap_or_else(|| machine.pattern());
     let drawing = match &arguments.timeline {
         None => None,
         Some(file) => {
@@ -24,7 +31,8 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
             Some((file, Drawing::of(file).ok_or_else(|| Error::NeitherSvgNorJson { path: file.clone() })?))
         }
     };
-    let plan = Plan { chunk_rows: arguments.chunk_rows, ..Plan::new(Path::Fused) };
+    let pattern = Some(order.clone());
+    let plan = Plan { chunk_rows: arguments.chunk_rows, pattern, ..Plan::new(Path::Fused) };
     let ms: Vec<usize> = match (arguments.sweep, arguments.m) {
         (Some(sweep), _) => sweep.values().collect(),
         (None, m) => m.into_iter().collect(),
@@ -47,12 +55,19 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
     match arguments.format {
         SimFormat::Table => {
             print(&title)?;
+            print(format_args!("order {order}"))?;
+            if !knows_gpu {
+                let gpu = machine.node().gpu.name;
+                print(format_args!(
+                    "nothing is known of these GPUs: they are taken for {gpu}; --gpu NAME says which they are"
+                ))?;
+            }
             print(table(&rows))?;
             if let [(_, comparison)] = &rows[..] {
                 print(links(comparison))?;
             }
         }
-        SimFormat::Json => print(report(&machine, op, &rows))?,
+        SimFormat::Json => print(report((&machine, knows_gpu, &order), op, &rows))?,
     }
     if let (Some((file, drawing)), [(problem, _)]) = (drawing, &rows[..]) {
         let path = Path::from(arguments.path);
@@ -132,7 +147,11 @@ fn links(comparison: &Comparison) -> String {
     }
 }
 
-fn report(machine: &Machine, op: Op, rows: &[(Problem, Comparison)]) -> Value {
+fn report(
+    (machine, knows_gpu, order): (&Machine, bool, &Pattern),
+    op: Op,
+    rows: &[(Problem, Comparison)],
+) -> Value {
     let row = |(problem, row): &(Problem, Comparison)| {
         let links: serde_json::Map<String, Value> =
             row.fused.links.iter().map(|link| (link.name.clone(), link.bytes.into())).collect();
@@ -145,6 +164,6 @@ fn report(machine: &Machine, op: Op, rows: &[(Problem, Comparison)]) -> Value {
     };
     json!({
         "flux": env!("CARGO_PKG_VERSION"), "op": op.name(), "preset": machine.name(), "nodes": machine.nodes(),
-        "gpus": machine.gpus(), "dtype": "bf16", "rows": rows.iter().map(row).collect::<Vec<_>>(),
+        "gpus": machine.gpus(), "gpu": machine.node().gpu.name, "gpu_is_assumed": !knows_gpu, "order": order.to_string(), "dtype": "bf16", "rows": rows.iter().map(row).collect::<Vec<_>>(),
     })
 }

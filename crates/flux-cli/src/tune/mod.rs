@@ -92,7 +92,8 @@ fn words(of: &Measured) -> String {
     let delivery = of.delivery.as_ref().map(|delivery| format!(", {delivery}")).unwrap_or_default();
     let chunks =
         if of.chunks_per_shard > 1 { format!(", {} chunks", of.chunks_per_shard) } else { String::new() };
-    format!("{}{one_shot}{delivery}, {}{chunks}", of.path, of.direction)
+    let tile = of.tile.as_ref().map(|tile| format!(", tile {tile}")).unwrap_or_default();
+    format!("{}{one_shot}{delivery}, {}{chunks}, {}{tile}", of.path, of.direction, of.order)
 }
 
 fn table(arguments: &TuneArguments, rows: &[Row]) -> Table {

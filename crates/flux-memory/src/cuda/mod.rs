@@ -6,7 +6,7 @@ pub(crate) mod memory;
 pub(crate) mod shared;
 pub(crate) mod stream;
 
-pub use stream::{CudaEvent, CudaStream};
+pub use stream::{CudaEvent, CudaStream, LaunchShape};
 
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUdevice_attribute, CUresult};

@@ -4,7 +4,7 @@ use super::{CudaDevice, check, driver_error};
 use crate::{Address, Error, Result, WaitPoint};
 use cudarc::driver::sys::{
     self, CUDA_MEMCPY2D_st, CUevent, CUmemorytype, CUresult, CUstream, CUstreamBatchMemOpParams,
-    CUstreamBatchMemOpType,
+    CUstreamBatchMemOpType, CUstreamCaptureStatus,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -192,6 +192,14 @@ impl CudaStream {
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
     }
 
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        self.device.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the handle is alive, and `status` a valid place for the result.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.device.bind()?;
         // SAFETY: the handle is alive.
@@ -230,30 +238,38 @@ impl CudaStream {
         self.synchronize()
     }
 
-    /// Launches a kernel whose only parameter is `params`: `grid` blocks, of which each `cluster` make a cluster.
+    /// Launches a kernel whose only parameter is `params`.
     ///
     /// # Safety
     /// `function` takes exactly one by-value parameter of type `P`, and everything that it reads and writes is live
-    /// until it has ended.
+    /// until it has ended. If it begins early, it waits itself for what is before it.
     pub unsafe fn launch<P: bytemuck::Pod>(
         &self,
         function: sys::CUfunction,
-        [grid, cluster]: [u32; 2],
-        threads: u32,
-        shared_bytes: u32,
+        shape: &LaunchShape,
         params: &P,
     ) -> Result<()> {
+        use sys::CUlaunchAttributeID as Id;
+        let &LaunchShape { blocks, cluster, threads, shared_bytes, begins_early } = shape;
         self.device.bind()?;
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        let mut clusters = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
-            },
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let early = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let clusters = sys::CUlaunchAttributeValue {
+            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+        };
+        let mut attributes = [
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, early),
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, clusters),
+        ];
+        let wanted = match (begins_early, cluster > 1) {
+            (true, true) => &mut attributes[..],
+            (true, false) => &mut attributes[..1],
+            (false, true) => &mut attributes[1..],
+            (false, false) => &mut [],
         };
         let config = sys::CUlaunchConfig {
-            gridDimX: grid,
+            gridDimX: blocks,
             gridDimY: 1,
             gridDimZ: 1,
             blockDimX: threads,
@@ -261,8 +277,8 @@ impl CudaStream {
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
             hStream: self.raw,
-            attrs: &raw mut clusters,
-            numAttrs: u32::from(cluster > 1),
+            attrs: wanted.as_mut_ptr(),
+            numAttrs: u32::try_from(wanted.len()).unwrap_or(0),
         };
         // SAFETY: the driver copies the configuration and the parameter before it returns; the rest is the caller's promise.
         check("cuLaunchKernelEx", unsafe {
@@ -283,6 +299,22 @@ impl Drop for CudaStream {
             }
         }
     }
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// How many blocks there are: a multiple of `cluster`.
+    pub blocks: u32,
+    /// How many of them make a cluster.
+    pub cluster: u32,
+    /// Of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Blocks may come while the kernel before on the stream still computes, if that one lets them: they wait themselves until all
+    /// that it wrote is there.
+    pub begins_early: bool,
 }
 
 /// An event of a GPU; without timing, unless it was made for that.

@@ -61,14 +61,11 @@ fn order(choice: &OrderChoice) -> String {
         let ring: Vec<String> = ring.iter().map(ToString::to_string).collect();
         let _ = writeln!(text, "  a ring with the most NVLinks at every step: {}", ring.join("-"));
     }
-    let _ = match choice.is_default() {
-        true => writeln!(text, "  it is what flux does if it is told nothing; --order {}", choice.argument()),
-        false => writeln!(
-            text,
-            "  to have it, tell flux: --order {}; else all send to all within a machine",
-            choice.argument()
-        ),
-    };
+    let _ = writeln!(
+        text,
+        "  it is what flux begins with if it is told nothing, one rank on each GPU (`flux plan` says more); --order {}",
+        choice.argument()
+    );
     let _ = writeln!(text, "  AllGather: {}", choice.all_gather());
     let _ = writeln!(text, "  ReduceScatter: {}", choice.reduce_scatter());
     text

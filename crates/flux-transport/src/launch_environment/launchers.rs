@@ -17,11 +17,18 @@ pub(super) fn detect(variables: &Variables<'_>) -> Result<Option<LaunchEnvironme
         torchrun(variables).map(Some)
     } else if variables.first(&["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]).is_some() {
         open_mpi(variables).map(Some)
-    } else if variables.get("SLURM_PROCID").is_some() {
+    } else if variables.get("SLURM_PROCID").is_some() && !is_batch_script(variables) {
         slurm(variables).map(Some)
     } else {
         Ok(None)
     }
+}
+
+/// Slurm tells a batch script, too, that it is task 0 of as many as were asked for; but nobody has started the others yet. What
+/// srun starts belongs to a step of the job.
+fn is_batch_script(variables: &Variables<'_>) -> bool {
+    variables.first(&["SLURM_JOB_ID", "SLURM_JOBID"]).is_some()
+        && variables.first(&["SLURM_STEP_ID", "SLURM_STEPID"]).is_none()
 }
 
 /// Ranks as a launcher numbers them, each number with the variable that says it.

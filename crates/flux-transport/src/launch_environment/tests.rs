@@ -31,7 +31,7 @@ fn what_launchers_set_is_understood() {
     use Launcher::{OpenMpi, Slurm, Torchrun};
     // launcher, [rank, world size, local rank, local world size], host, port if it is a given one, nodes
     type Expected = (Launcher, [usize; 4], &'static str, Option<u16>, Option<usize>);
-    let cases: [(&str, Expected); 19] = [
+    let cases: [(&str, Expected); 20] = [
         (TORCHRUN, (Torchrun, [3, 4, 1, 2], "node-a", Some(29_500), Some(2))),
         ("RANK=0 WORLD_SIZE=1", (Torchrun, [0, 1, 0, 1], "127.0.0.1", None, Some(1))),
         (
@@ -76,7 +76,7 @@ fn what_launchers_set_is_understood() {
         ),
         (SLURM, (Slurm, [5, 8, 1, 4], "gpu008", None, Some(2))),
         (
-            "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_JOB_ID=7 SLURM_JOB_NODELIST=gpu5",
+            "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=gpu5",
             (Slurm, [1, 2, 1, 2], "127.0.0.1", None, Some(1)),
         ),
         (
@@ -84,14 +84,22 @@ fn what_launchers_set_is_understood() {
             (Slurm, [1, 2, 1, 2], "127.0.0.1", Some(9), Some(1)),
         ),
         (
-            "SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_JOB_ID=7 \
+            "SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_JOB_ID=7 SLURM_STEPID=0 \
              SLURM_NODELIST=b[2,4],c SLURM_TASKS_PER_NODE=1(x2)",
             (Slurm, [1, 2, 0, 1], "b2", None, Some(2)),
         ),
         (
-            "SLURM_PROCID=4 SLURM_NTASKS=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NNODES=2 SLURM_JOB_ID=7 \
+            "SLURM_PROCID=4 SLURM_NTASKS=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NNODES=2 SLURM_JOB_ID=7 SLURM_STEPID=0 \
              SLURM_NODELIST=b[2,4] SLURM_TASKS_PER_NODE=3,2",
             (Slurm, [4, 5, 1, 2], "b2", None, None),
+        ),
+        // What srun of Slurm 22.05 sets for a step of `-N 3 -n 5`; the last node looks as if all had one task.
+        (
+            "SLURM_PROCID=4 SLURM_NTASKS=5 SLURM_NPROCS=5 SLURM_LOCALID=0 SLURM_NODEID=2 SLURM_NNODES=3 SLURM_JOB_ID=2 \
+             SLURM_JOBID=2 SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NUM_TASKS=5 \
+             SLURM_JOB_NODELIST=node[01-03] SLURM_STEP_NODELIST=node[01-03] SLURM_STEP_TASKS_PER_NODE=2(x2),1 \
+             SLURM_TASKS_PER_NODE=2(x2),1",
+            (Slurm, [4, 5, 0, 1], "node01", None, Some(5)),
         ),
         ("SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0", (Slurm, [0, 1, 0, 1], "127.0.0.1", None, Some(1))),
         // A launcher started by another: the inner one counts.
@@ -124,7 +132,11 @@ fn what_launchers_set_is_understood() {
 
 #[test]
 fn nothing_is_found_where_there_is_nothing() {
-    for variables in ["", "MASTER_ADDR=n MASTER_PORT=1", "SLURM_JOB_ID=7 SLURM_NTASKS=4", "RANK= WORLD_SIZE="]
+    // A batch script is no task: it starts them.
+    let batch = "SLURM_JOB_ID=3 SLURM_JOBID=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 SLURM_NPROCS=4 \
+                 SLURM_NNODES=2 SLURM_JOB_NODELIST=node[01-02] SLURM_TASKS_PER_NODE=2(x2)";
+    for variables in
+        ["", "MASTER_ADDR=n MASTER_PORT=1", "SLURM_JOB_ID=7 SLURM_NTASKS=4", "RANK= WORLD_SIZE=", batch]
     {
         assert_eq!(detect(variables), Ok(None), "{variables}");
     }

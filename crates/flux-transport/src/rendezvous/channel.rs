@@ -52,6 +52,8 @@ pub(super) struct State {
     pub(super) result: Option<(Call, Vec<Vec<u8>>)>,
     /// Why there will be no more collective calls. The first reason stays: what follows is its consequence.
     pub(super) failure: Option<RendezvousError>,
+    /// Rank 0 is telling the others why, and will put it down: who leaves now does so for that reason, which is not known here yet.
+    pub(super) is_failing: bool,
     /// Ranks that have left in good order.
     pub(super) left: Vec<bool>,
     /// When each rank gave a sign of life, on whose connection this rank listens.
@@ -79,6 +81,7 @@ impl Channel {
                 contributions: vec![None; world_size],
                 result: None,
                 failure: None,
+                is_failing: false,
                 left: vec![false; world_size],
                 heard: vec![Instant::now(); world_size],
                 readers: 0,
@@ -120,10 +123,11 @@ impl Channel {
     pub(super) fn fail_all(&self, failure: RendezvousError, frame: &Frame) {
         let turn = self.turn();
         {
-            let state = self.state();
+            let mut state = self.state();
             if state.failure.is_some() || state.leaving {
                 return;
             }
+            state.is_failing = true;
         }
         let lost = if let RendezvousError::Lost { rank } = failure { Some(rank) } else { None };
         let broken = self.send_to_all(frame, lost);

@@ -114,7 +114,7 @@ impl Channel {
             if let Some(failure) = &state.failure {
                 return Err(failure.clone());
             }
-            if let Some(rank) = state.left.iter().position(|&left| left) {
+            if let Some(rank) = state.left.iter().position(|&left| left && !state.is_failing) {
                 return Err(RendezvousError::Left { rank });
             }
             let left = deadline.saturating_duration_since(Instant::now());

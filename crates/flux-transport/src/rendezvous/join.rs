@@ -3,6 +3,7 @@
 use super::deadline::remaining;
 use super::error::RendezvousError;
 use super::handshake::{JoinFailure, await_welcome, introduce};
+use super::liveness::grace;
 use super::resolve::{pause, resolve};
 use super::spec::RendezvousSpec;
 use std::io::{Error, ErrorKind};
@@ -14,8 +15,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// A host that is switched off answers nothing; it may have several addresses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Joins rank 0, and returns when the group is formed.
-pub(super) fn join(spec: &RendezvousSpec) -> Result<TcpStream, RendezvousError> {
+/// Joins rank 0, and returns when the group is formed; or when a rank is `lost`, as far as that can be known before.
+pub(super) fn join(
+    spec: &RendezvousSpec,
+    lost: &dyn Fn() -> Option<usize>,
+) -> Result<TcpStream, RendezvousError> {
     let deadline = Instant::now() + spec.forming_timeout;
     let mut wait = FIRST_PAUSE;
     loop {
@@ -39,6 +43,13 @@ pub(super) fn join(spec: &RendezvousSpec) -> Result<TcpStream, RendezvousError> 
             Err(error @ RendezvousError::NoAddress { .. }) => error.to_string(),
             Err(error) => return Err(error),
         };
+        tracing::debug!(rank = spec.rank, address = spec.address(), failure, "no rank 0 yet");
+        if let Some(rank) = lost() {
+            return Err(RendezvousError::Lost { rank });
+        }
+        pause(wait, deadline);
+        wait = (wait * 2).min(LONGEST_PAUSE);
+        // Before another attempt, which would fail for want of time, and say no more than that.
         if remaining(deadline).is_err() {
             return Err(RendezvousError::NoRankZero {
                 rank: spec.rank,
@@ -47,40 +58,38 @@ pub(super) fn join(spec: &RendezvousSpec) -> Result<TcpStream, RendezvousError> 
                 reason: failure,
             });
         }
-        tracing::debug!(rank = spec.rank, address = spec.address(), failure, "no rank 0 yet");
-        pause(wait, deadline);
-        wait = (wait * 2).min(LONGEST_PAUSE);
     }
 }
 
-fn attempt(
+/// Tries all addresses: a name may have some at which nobody, or somebody else, listens.
+pub(super) fn attempt(
     spec: &RendezvousSpec,
     addresses: &[SocketAddr],
     deadline: Instant,
 ) -> Result<TcpStream, JoinFailure> {
     let mut failure = JoinFailure::Connection(ErrorKind::TimedOut.into());
     for address in addresses {
-        let connected = remaining(deadline)
-            .and_then(|left| TcpStream::connect_timeout(address, left.min(CONNECT_TIMEOUT)))
-            .and_then(not_to_itself);
-        let stream = match connected {
-            Ok(stream) => stream,
-            Err(error) => {
-                failure = JoinFailure::Connection(error);
-                continue;
-            }
-        };
-        stream.set_nodelay(true)?;
-        introduce(
-            &stream,
-            &spec.terms(),
-            spec.rank,
-            deadline.min(Instant::now() + spec.handshake_timeout * 2),
-        )?;
-        await_welcome(&stream, deadline)?;
-        return Ok(stream);
+        match meet(spec, address, deadline) {
+            Ok(stream) => return Ok(stream),
+            // Rank 0 has spoken.
+            Err(refused @ JoinFailure::Refused(_)) => return Err(refused),
+            // A stranger will be none the next time.
+            Err(_) if matches!(failure, JoinFailure::Stranger(_)) => {}
+            Err(other) => failure = other,
+        }
     }
     Err(failure)
+}
+
+fn meet(spec: &RendezvousSpec, address: &SocketAddr, deadline: Instant) -> Result<TcpStream, JoinFailure> {
+    let stream = TcpStream::connect_timeout(address, remaining(deadline)?.min(CONNECT_TIMEOUT))?;
+    let stream = not_to_itself(stream)?;
+    stream.set_nodelay(true)?;
+    let in_time = deadline.min(Instant::now() + spec.handshake_timeout * 2);
+    introduce(&stream, &spec.terms(), spec.rank, in_time)?;
+    // Rank 0, which knows who is missing, speaks first.
+    await_welcome(&stream, deadline + grace(spec.forming_timeout))?;
+    Ok(stream)
 }
 
 /// Who connects to a free port of its own machine may be given that very port as its own, and meets itself.

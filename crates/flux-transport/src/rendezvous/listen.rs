@@ -19,6 +19,8 @@ const BIND_PATIENCE: Duration = Duration::from_secs(2);
 const SPARE_PENDING: usize = 64;
 /// How many refusals an error repeats.
 const REFUSALS_KEPT: usize = 4;
+/// How many are logged: who comes a thousand times a second must not fill the log, or hold up those who write it.
+const REFUSALS_LOGGED: usize = 20;
 /// Handshake threads do little.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -36,12 +38,13 @@ enum Outcome {
 }
 
 /// Waits for the `expected` ranks to come to sockets that do not block, and returns their connections: `[rank]`, with none for the
-/// others.
+/// others. Gives up when a rank is `lost`, as far as that can be known before the group is formed.
 pub(super) fn gather(
     spec: &RendezvousSpec,
     listeners: &[TcpListener],
     deadline: Instant,
     expected: &[usize],
+    lost: &dyn Fn() -> Option<usize>,
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
     let mut door = Door::new(spec, expected);
     let formed = loop {
@@ -51,6 +54,9 @@ pub(super) fn gather(
         if door.missing().is_empty() {
             door.welcome_all();
             break Ok(());
+        }
+        if let Some(rank) = lost() {
+            break Err(RendezvousError::Lost { rank });
         }
         if Instant::now() >= deadline {
             break Err(door.not_formed());
@@ -72,6 +78,7 @@ struct Door<'s> {
     next_id: u64,
     joined: Vec<Option<TcpStream>>,
     refused: Vec<String>,
+    refusals: usize,
     accept_failed: bool,
 }
 
@@ -90,6 +97,7 @@ impl<'s> Door<'s> {
             next_id: 0,
             joined,
             refused,
+            refusals: 0,
             accept_failed: false,
         }
     }
@@ -183,7 +191,14 @@ impl<'s> Door<'s> {
     }
 
     fn refused(&mut self, from: SocketAddr, reason: String) {
-        tracing::warn!(%from, reason, "refused a peer");
+        self.refusals += 1;
+        match self.refusals {
+            ..=REFUSALS_LOGGED => tracing::warn!(%from, reason, "refused a peer"),
+            number => tracing::debug!(%from, reason, number, "refused a peer"),
+        }
+        if self.refusals == REFUSALS_LOGGED {
+            tracing::warn!("of peers that are refused from now on, nothing is said here");
+        }
         if self.refused.len() < REFUSALS_KEPT {
             self.refused.push(format!("{from}: {reason}"));
         }

@@ -92,14 +92,16 @@ fn connect(
     };
     let out_of_reach = |peer: &usize| !reach.has(rank, *peer);
     let failed = |error: super::RendezvousError| Error::NotConnected { rank, reason: error.to_string() };
+    // Who has ended comes to nobody any more; and whoever gives up for that ends the connections of those that wait for him.
+    let lost = || peers.bootstrap().lost_rank();
     let mut streams: Vec<Option<TcpStream>> = (0..world_size).map(|_| None).collect();
     for peer in (0..rank).filter(out_of_reach) {
         let host = host(peers, places, peer);
-        streams[peer] = Some(join(&spec(&places[peer], host)).map_err(failed)?);
+        streams[peer] = Some(join(&spec(&places[peer], host), &lost).map_err(failed)?);
     }
     let expected: Vec<_> = (rank + 1..world_size).filter(out_of_reach).collect();
     let own = spec(&places[rank], places[rank].host.clone());
-    let mut joined = gather(&own, &[listener], deadline, &expected).map_err(failed)?;
+    let mut joined = gather(&own, &[listener], deadline, &expected, &lost).map_err(failed)?;
     for peer in expected {
         streams[peer] = joined[peer].take();
     }

@@ -66,12 +66,10 @@ impl TcpBootstrap {
         spec.check()?;
         if spec.rank == 0 && spec.world_size > 1 {
             let deadline = Instant::now() + spec.forming_timeout;
-            return Self::start(
-                spec,
-                listen::gather(spec, &listen::listen(spec, deadline)?, deadline, &others(spec))?,
-            );
+            let listeners = listen::listen(spec, deadline)?;
+            return Self::start(spec, listen::gather(spec, &listeners, deadline, &others(spec), &unknown)?);
         }
-        let streams = if spec.world_size == 1 { vec![None] } else { vec![Some(join::join(spec)?)] };
+        let streams = if spec.world_size == 1 { vec![None] } else { vec![Some(join::join(spec, &unknown)?)] };
         Self::start(spec, streams)
     }
 
@@ -90,10 +88,8 @@ impl TcpBootstrap {
         if let Err(error) = listener.set_nonblocking(true) {
             return Err(RendezvousError::system("a socket", error));
         }
-        Self::start(
-            spec,
-            listen::gather(spec, &[listener], Instant::now() + spec.forming_timeout, &others(spec))?,
-        )
+        let deadline = Instant::now() + spec.forming_timeout;
+        Self::start(spec, listen::gather(spec, &[listener], deadline, &others(spec), &unknown)?)
     }
 
     fn start(spec: &RendezvousSpec, streams: Vec<Option<TcpStream>>) -> Result<Self, RendezvousError> {
@@ -104,6 +100,11 @@ impl TcpBootstrap {
         bootstrap.threads = liveness::start(&bootstrap.channel)?;
         Ok(bootstrap)
     }
+}
+
+/// Who is lost, before there is a channel by which to hear of it.
+fn unknown() -> Option<usize> {
+    None
 }
 
 /// Who comes to rank 0.

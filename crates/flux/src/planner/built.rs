@@ -1,26 +1,30 @@
 //! What an operation is built for: what its memory and its streams cannot do otherwise later.
 
-use super::Planner;
-use super::candidate::Plan;
+use super::candidate::{Plan, can_be_cut};
 use super::kind::{Layer, OpKind};
 use super::weigh::Weighed;
+use super::{EXACT_RANKS, Planner};
 use crate::delivery::Choice;
 use crate::plan::{chunk_rows, one_shot_rows};
-use crate::{Delivery, Direction, Path, PathPreference, Result};
+use crate::{Delivery, Direction, Error, Path, PathPreference, Result};
+use flux_swizzle::{ChunkRows, Pattern};
 
 /// What an operation is built for, however many rows a call has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) direction: Direction,
     pub(crate) delivery: Choice,
-    pub(crate) chunk_rows: usize,
+    /// Rows of a chunk, by the rows of a call.
+    pub(crate) chunks: ChunkRows,
     pub(crate) one_shot_rows: usize,
+    /// Who sends to whom.
+    pub(crate) order: Pattern,
 }
 
 impl Planner {
     /// What the operation is built for; a planner that was made by [`Planner::new`] knows.
     pub(crate) fn built(&self) -> Built {
-        self.built.unwrap_or_else(|| self.usual())
+        self.built.clone().unwrap_or_else(|| self.usual())
     }
 
     /// What is built where nothing speaks for anything else.
@@ -29,14 +33,16 @@ impl Planner {
         let shard_rows = self.layer.shards(self.max_m).map_or(0, |shards| shards.max_rows());
         let row_bytes = self.layer.row_bytes();
         let one_shot = self.wishes.one_shot_rows.unwrap_or_else(|| one_shot_rows(row_bytes)).min(self.max_m);
+        let direction = match self.wishes.direction {
+            Some(direction) => direction,
+            None if through_host => Direction::Pull,
+            None => Direction::Push,
+        };
         Built {
-            direction: match self.wishes.direction {
-                Some(direction) => direction,
-                None if through_host => Direction::Pull,
-                None => Direction::Push,
-            },
+            direction,
+            order: self.ground.orders.usual(self.layer.op, direction),
             delivery: self.usual_delivery,
-            chunk_rows: self.wishes.chunk_rows.unwrap_or_else(|| chunk_rows(row_bytes, shard_rows)),
+            chunks: self.wishes.chunk_rows.unwrap_or_else(|| chunk_rows(row_bytes, shard_rows)).into(),
             one_shot_rows: if self.layer.op == OpKind::GemmAr { one_shot } else { 0 },
         }
     }
@@ -47,7 +53,7 @@ impl Planner {
         if self.layer.world_size == 1 || self.max_m == 0 {
             return Ok(usual);
         }
-        let mut built = usual;
+        let mut built = usual.clone();
         if self.layer.op == OpKind::GemmAr && self.wishes.one_shot_rows.is_none() {
             built.one_shot_rows = self.one_shot_rows(usual.one_shot_rows)?;
         }
@@ -57,6 +63,9 @@ impl Planner {
         if let Some(pick) = self.pick(self.max_m, &weighed, in_steps)? {
             let plan = &weighed[pick.index].possible.plan;
             built.direction = self.wishes.direction.unwrap_or(plan.direction);
+            if !plan.one_shot {
+                built.order = plan.order.clone();
+            }
             built.delivery = match plan.delivery {
                 Some(delivery) if !plan.one_shot && delivery != usual.delivery.delivery() => {
                     Choice::planned(delivery)
@@ -64,10 +73,42 @@ impl Planner {
                 _ => usual.delivery,
             };
             if plan.chunk_rows > 0 && plan.path == Path::Fused {
-                built.chunk_rows = plan.chunk_rows;
+                built.chunks = plan.chunk_rows.into();
             }
         }
+        built.chunks = self.chunks(&built)?;
         Ok(built)
+    }
+
+    /// Rows of a chunk for each number of rows up to which chunks may be worth their while: powers of two, each with the best of a
+    /// fused call, and the most, as it is built.
+    fn chunks(&self, built: &Built) -> Result<ChunkRows> {
+        let shard_rows = |rows: usize| Ok::<_, Error>(self.layer.shards(rows)?.max_rows());
+        let at_most = built.chunks.of(self.max_m);
+        let is_decided = self.wishes.chunk_rows.is_some()
+            || self.ground.through_host // there, a taper cuts
+            || self.layer.world_size > EXACT_RANKS // where simulating takes long
+            || self.layer.op != OpKind::AgGemm && built.delivery.delivery() == Delivery::Direct;
+        if is_decided {
+            return Ok(at_most.into());
+        }
+        let mut by_rows = vec![(self.max_m, at_most)];
+        let fewer = std::iter::successors(self.max_m.checked_next_power_of_two(), |rows| Some(rows / 2));
+        for rows in fewer.filter(|&rows| rows < self.max_m).take_while(|&rows| rows > built.one_shot_rows) {
+            let whole = chunk_rows(self.layer.row_bytes(), shard_rows(rows)?);
+            if !can_be_cut(&self.layer, whole) {
+                by_rows.push((rows, whole)); // nor can those of fewer
+                break;
+            }
+            let in_chunks = |plan: &Plan| {
+                let as_built = Built { chunks: plan.chunk_rows.max(1).into(), ..built.clone() };
+                plan.path == Path::Fused && !plan.one_shot && as_built.fits(plan, &self.layer, rows).is_none()
+            };
+            let weighed = self.weigh(rows, in_chunks)?;
+            let pick = self.pick(rows, &weighed, |of| in_chunks(&of.possible.plan))?;
+            by_rows.push((rows, pick.map_or(whole, |pick| weighed[pick.index].possible.plan.chunk_rows)));
+        }
+        Ok(ChunkRows::up_to(by_rows))
     }
 
     /// Up to how many rows one-shot is the best, of `most`.
@@ -101,6 +142,9 @@ impl Built {
         if moves && plan.direction != self.direction {
             return Some(format!("it was built to {}", self.direction));
         }
+        if !plan.one_shot && plan.order != self.order {
+            return Some(format!("it was built to exchange in the order {}", self.order));
+        }
         let delivery = self.delivery.delivery();
         if plan.delivery.is_some_and(|own| !plan.one_shot && own != delivery) {
             let way = if delivery == Delivery::Direct { "directly" } else { "relayed" };
@@ -108,8 +152,9 @@ impl Built {
         }
         let shard_rows = layer.shards(m).map_or(0, |shards| shards.max_rows());
         let by_chunks = plan.path == Path::Fused && plan.delivery != Some(Delivery::Direct);
-        if by_chunks && plan.chunk_rows.min(shard_rows) != self.chunk_rows.min(shard_rows) {
-            return Some(format!("it was built for chunks of {} rows", self.chunk_rows));
+        let chunk_rows = self.chunks.of(m);
+        if by_chunks && plan.chunk_rows.min(shard_rows) != chunk_rows.min(shard_rows) {
+            return Some(format!("it was built for chunks of {chunk_rows} rows in such calls"));
         }
         None
     }

@@ -1,6 +1,7 @@
 //! The ways that a call can go.
 
 use super::kind::{Layer, OpKind};
+use super::orders::Orders;
 use super::wishes::Wishes;
 use crate::plan::{chunk_rows, one_shot_rows};
 use crate::{Delivery, Direction, Path, PathPreference, Result, TileShape};
@@ -86,8 +87,7 @@ pub(crate) fn order_name(order: &Pattern) -> &'static str {
 /// What the operation is built on, as far as it decides what can be done.
 #[derive(Clone, Debug)]
 pub(crate) struct Ground {
-    /// The orders that calls may take; the first is the one that is taken where nothing speaks for another.
-    pub(crate) orders: Vec<Pattern>,
+    pub(crate) orders: Orders,
     /// What peers access lies in pinned host memory of GPUs.
     pub(crate) through_host: bool,
     /// Some ranks cannot address each other's memory.
@@ -102,6 +102,15 @@ pub(crate) struct Ground {
 pub(crate) struct Possible {
     pub(crate) plan: Plan,
     pub(crate) excluded: Option<String>,
+}
+
+const fn is_large_enough(layer: &Layer, rows: usize) -> bool {
+    rows.saturating_mul(layer.row_bytes()) >= LEAST_CHUNK_BYTES
+}
+
+/// Whether what travels at once, of so many rows, may also travel in several chunks.
+pub(crate) fn can_be_cut(layer: &Layer, rows: usize) -> bool {
+    PIECES.iter().any(|&pieces| pieces > 1 && is_large_enough(layer, rows.div_ceil(pieces)))
 }
 
 /// All ways of a call of `m` rows, also those that are out of the question.
@@ -119,7 +128,7 @@ pub(crate) fn all(
         None => PIECES.iter().map(|pieces| whole.div_ceil(*pieces).max(1)).collect(),
     };
     chunks.dedup();
-    let fine = |rows: usize| rows == whole || rows.saturating_mul(layer.row_bytes()) >= LEAST_CHUNK_BYTES;
+    let fine = |rows: usize| rows == whole || is_large_enough(layer, rows);
     chunks.retain(|&rows| fine(rows));
     if ground.through_host {
         chunks.truncate(1); // there, a taper cuts what is to be finer
@@ -128,12 +137,12 @@ pub(crate) fn all(
         chunks.push(rows);
     }
     let mut plans = Vec::new();
-    for order in &ground.orders {
-        let mut add = |path, one_shot, direction, delivery, chunk_rows| {
-            let order = order.clone();
-            plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile: None });
-        };
-        for direction in [Direction::Push, Direction::Pull] {
+    for direction in [Direction::Push, Direction::Pull] {
+        for order in ground.orders.of(layer.op, direction) {
+            let mut add = |path, one_shot, direction, delivery, chunk_rows| {
+                let order = order.clone();
+                plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile: None });
+            };
             if layer.op == OpKind::AgGemm {
                 chunks.iter().for_each(|&rows| add(Path::Fused, false, direction, None, rows));
             } else if direction == Direction::Push || layer.op == OpKind::GemmAr {
@@ -149,12 +158,17 @@ pub(crate) fn all(
                     .for_each(|one_shot| add(Path::CommunicationOnly, one_shot > 0, direction, None, whole));
             }
         }
-        if layer.op == OpKind::GemmAr {
-            add(Path::Fused, true, Direction::Push, Some(Delivery::Direct), 0);
-            for direction in [Direction::Push, Direction::Pull] {
-                add(Path::Unfused, true, direction, None, 0);
-            }
-        }
+    }
+    if layer.op == OpKind::GemmAr {
+        // One-shot, all send to all, whatever the order.
+        let mut add = |path, direction, delivery| {
+            let order = Pattern::full_mesh(layer.world_size);
+            plans.push(Plan { path, one_shot: true, direction, delivery, chunk_rows: 0, order, tile: None });
+        };
+        add(Path::Fused, Direction::Push, Some(Delivery::Direct));
+        [Direction::Push, Direction::Pull]
+            .into_iter()
+            .for_each(|direction| add(Path::Unfused, direction, None));
     }
     let excluded = |plan: &Plan| {
         wishes.against(layer.op, plan, m).or_else(|| impossible(layer, ground, wishes, m, plan))

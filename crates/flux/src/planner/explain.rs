@@ -3,6 +3,7 @@
 use super::candidate::Plan;
 use super::kind::OpKind;
 use crate::DType;
+use flux_swizzle::Pattern;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -91,6 +92,11 @@ pub struct Explain {
     pub machine: String,
     /// What calls do.
     pub chosen: Plan,
+    /// Who sends to whom, as `--order` takes it: [`Plan::order`] of what is chosen serialises as its class alone.
+    #[serde(serialize_with = "text")]
+    pub order: Pattern,
+    /// Who says which tile the GEMM is cut into: [`Plan::tile`] of what is chosen.
+    pub tile_source: PlanSource,
     /// Who says so.
     pub source: PlanSource,
     /// Why, for people.
@@ -102,6 +108,10 @@ pub struct Explain {
     pub candidates: Vec<Candidate>,
 }
 
+fn text<S: Serializer>(order: &Pattern, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(order)
+}
+
 #[allow(clippy::ref_option)] // as serde calls it
 fn tenths<S: Serializer>(us: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
     us.map(|us| (us * 10.0).round() / 10.0).serialize(to)
@@ -111,15 +121,19 @@ fn dtype<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(dtype)
 }
 
+/// No longer order is written out for people.
+const MOST_ORDER: usize = 80;
+
 impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, world_size, machine, chosen, source, why, .. } = self;
         writeln!(f, "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {world_size} ranks on {machine}")?;
-        writeln!(
-            f,
-            "goes {chosen}, order {} ({source}: {why})",
-            super::candidate::order_name(&chosen.order)
-        )?;
+        let tile =
+            chosen.tile.map_or_else(String::new, |tile| format!(", tile {tile} ({})", self.tile_source));
+        // Of many machines that would be a long line.
+        let order = Some(self.order.to_string()).filter(|order| order.len() <= MOST_ORDER);
+        let order = order.unwrap_or_else(|| super::candidate::order_name(&self.order).to_owned());
+        writeln!(f, "goes {chosen}, order {order}{tile} ({source}: {why})")?;
         let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
         let rows: Vec<[String; 6]> = std::iter::once(
             ["candidate", "order", "tile", "predicted us", "measured us", "verdict"].map(str::to_owned),
@@ -128,7 +142,7 @@ impl fmt::Display for Explain {
             [
                 plan.to_string(),
                 super::candidate::order_name(&plan.order).to_owned(),
-                plan.tile.map_or_else(|| "-".to_owned(), |tile| format!("{}x{}", tile.rows, tile.columns)),
+                plan.tile.map_or_else(|| "-".to_owned(), |tile| tile.to_string()),
                 us(*predicted_us),
                 us(*measured_us),
                 verdict.to_string(),

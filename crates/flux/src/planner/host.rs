@@ -6,7 +6,7 @@
 use super::candidate::Plan;
 use super::kind::{Layer, OpKind};
 use crate::{Delivery, Direction, Path, Result, TileShape};
-use flux_swizzle::Shards;
+use flux_swizzle::{Collective, Pattern, Schedule, Shards};
 use serde::{Deserialize, Serialize};
 
 /// Fitted to 640 medians of `flux bench` (all operations and ways, 2 and 4 ranks on 2 cores at 2.6 GHz with AVX-512, the layers of its
@@ -117,6 +117,7 @@ impl HostModel {
     }
 
     fn gather_and_multiply(&self, work: &mut Work, layer: &Layer, shards: &Shards, plan: &Plan) {
+        work.meetings += real(hops(&plan.order).saturating_sub(1));
         let (ranks, bytes) = (real(layer.world_size), real(shards.total()) * real(layer.row_bytes()));
         self.gemms(work, layer, shards, plan.path);
         work.copied_bytes += bytes * (ranks - 1.0);
@@ -168,13 +169,26 @@ impl HostModel {
                 work.copied_bytes += bytes * (ranks - 1.0) + bytes * ranks;
                 work.steps +=
                     2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows)) + 2.0 * ranks * ranks;
-                work.meetings += 2.0;
+                work.meetings += real(hops(&plan.order) + 1);
             }
         }
         // Whoever pulls says that it has.
         let moves = plan.path != Path::Fused || layer.op == OpKind::GemmAr && !plan.one_shot;
         work.steps += if plan.direction == Direction::Pull && moves { pairs } else { 0.0 };
     }
+}
+
+/// Over how many ranks, one after the other, a shard goes at most.
+fn hops(order: &Pattern) -> usize {
+    let Ok(schedule) = Schedule::new(Collective::AllGather, order, |_| 1) else { return 1 };
+    let ranks = schedule.world_size();
+    let mut hops = vec![0; ranks * ranks];
+    let mut transfers: Vec<_> = schedule.transfers().iter().collect();
+    transfers.sort_by_key(|of| (of.phase, of.step)); // what each waits for is before it
+    for of in transfers {
+        hops[of.destination * ranks + of.shard] = hops[of.source * ranks + of.shard] + 1;
+    }
+    hops.into_iter().max().unwrap_or(1)
 }
 
 /// Chunks of all shards.

@@ -2,7 +2,7 @@
 
 use super::facts::number;
 use crate::{DType, Levels, OpSpec};
-use flux_swizzle::Shards;
+use flux_swizzle::{Shards, TileShape};
 use serde::{Deserialize, Serialize};
 
 /// The operations, by name.
@@ -45,6 +45,8 @@ pub(crate) struct Layer {
     pub(crate) world_size: usize,
     /// Between nodes, where it can be.
     pub(crate) sums_in_nodes: bool,
+    /// The tile that was asked for.
+    pub(crate) tile: Option<TileShape>,
     /// A number of all that the caller has decided: what is measured then says nothing of calls that are free to go another way.
     pub(crate) asked: u64,
 }
@@ -52,12 +54,12 @@ pub(crate) struct Layer {
 impl Layer {
     pub(crate) fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
         let &OpSpec { n, k, dtype, levels, path, direction, delivery, summation, push, .. } = spec;
-        let OpSpec { order, chunk_rows, taper, one_shot_rows, keep_gathered, .. } = spec;
-        let rows = (chunk_rows, taper, one_shot_rows, keep_gathered);
+        let OpSpec { order, chunk_rows, taper, one_shot_rows, keep_gathered, tile, .. } = spec;
+        let rows = (chunk_rows, taper, one_shot_rows, keep_gathered, tile);
         let asked = number(&format!(
             "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
         ));
-        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, asked }
+        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, tile: *tile, asked }
     }
 
     /// Rows and columns of a rank's weight: of the largest.

@@ -1,9 +1,10 @@
 //! A machine as the simulator takes it, from what a topology or a group says.
 
 use super::model::Model;
-use crate::{Error, Result};
+use crate::{Error, Order, Result};
 use flux_sim::{Gpu, Machine, Node};
-use flux_topology::{Device, LinkKind, Topology};
+use flux_swizzle::Pattern;
+use flux_topology::{CommunicationOrder, Device, LinkKind, Topology};
 use serde::{Deserialize, Serialize};
 
 /// What is assumed of a connection that nobody describes: PCIe 4.0 x16, between sockets, and a 100 Gbit/s card, in GB/s.
@@ -39,13 +40,67 @@ pub(crate) struct Description {
     pub(crate) numa: Vec<usize>,
     pub(crate) nics: usize,
     pub(crate) nic_gb_per_s: f64,
+    /// The orders that fit the topology, as text: what `flux topo` says is the first.
+    pub(crate) orders: Vec<String>,
+}
+
+/// A topology as the simulator takes it, with one rank on each GPU.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SimMachine {
+    /// GPUs, and the links between them.
+    pub machine: Machine,
+    /// The orders that fit them; the first is what `flux topo` says.
+    pub orders: Vec<Pattern>,
+    /// Whether the GPUs are known to the simulator; else they are taken for those of their generation, or of Ampere's.
+    pub knows_gpu: bool,
+}
+
+impl From<Machine> for SimMachine {
+    fn from(machine: Machine) -> Self {
+        let mut orders = vec![machine.pattern()];
+        add_plain(&mut orders, machine.node().gpus, machine.nodes());
+        Self { machine, orders, knows_gpu: true }
+    }
+}
+
+/// The topology as the simulator takes it: as it is, or the first so many GPUs of its first machine, each time so many times over.
+/// `name` is for people. Machines must have the same number of GPUs, unless NVLink joins all of them.
+pub fn machine_of(
+    (name, topology): (&str, &Topology),
+    gpus: Option<usize>,
+    times: usize,
+) -> Result<SimMachine> {
+    let description = Description::of(name, topology, gpus, times)?;
+    let (machine, orders) = (description.machine()?, description.orders());
+    Ok(SimMachine { machine, orders, knows_gpu: Gpu::named(&description.gpu).is_some() })
+}
+
+/// The orders that need nothing of a topology: all to all within nodes, all to all, one ring.
+fn add_plain(orders: &mut Vec<Pattern>, gpus: usize, nodes: usize) {
+    let ranks = gpus.saturating_mul(nodes);
+    let within = Pattern::nodes(nodes, &Pattern::full_mesh(gpus));
+    for order in [within, Pattern::full_mesh(ranks), Pattern::ring(ranks)] {
+        if !orders.contains(&order) {
+            orders.push(order);
+        }
+    }
 }
 
 impl Description {
-    /// The GPUs of the topology's first machine, at most `gpus` of them if that is said, `nodes` times.
-    pub(crate) fn of(name: &str, topology: &Topology, gpus: Option<usize>, nodes: usize) -> Result<Self> {
-        let of_host = topology.devices().iter().filter(|device| device.host == 0).count();
-        let gpus = gpus.unwrap_or(of_host).min(of_host);
+    /// The topology as it is, or the first `gpus` GPUs of its first machine, `times` times.
+    pub(crate) fn of(name: &str, topology: &Topology, gpus: Option<usize>, times: usize) -> Result<Self> {
+        let of_host = |host| topology.devices().iter().filter(|device| device.host == host).count();
+        let hosts = topology.host_count();
+        let joined = hosts > 1 && topology.order().order == CommunicationOrder::FullMesh;
+        let (of_machine, machines) = if joined { (topology.device_count(), 1) } else { (of_host(0), hosts) };
+        if !joined && gpus.is_none() && (0..hosts).any(|host| of_host(host) != of_machine) {
+            let reason = "its machines differ in how many GPUs they have; describe one of them";
+            return Err(Error::NoMachine { reason: reason.into() });
+        }
+        let nodes = if gpus.is_none() { machines.saturating_mul(times) } else { times };
+        let is_whole = gpus.is_none_or(|gpus| gpus >= topology.device_count());
+        let gpus = gpus.unwrap_or(of_machine).min(of_machine);
         let Some(first) = topology.devices().first().filter(|_| gpus > 0) else {
             return Err(Error::NoMachine { reason: "it has no GPUs".into() });
         };
@@ -54,10 +109,13 @@ impl Description {
             // Where nobody says how fast a link is, as fast as Ampere's.
             Some(topology.nvlink_gb_per_s(from, to).unwrap_or(20.0 * f64::from(link.nvlinks.max(1))))
         };
-        let pairs = (0..gpus).flat_map(|from| (from + 1..gpus).map(move |to| (from, to)));
-        let bridges: Vec<_> = pairs.clone().filter_map(|(a, b)| Some((a, b, nvlink(a, b)?))).collect();
-        let all = bridges.len() == pairs.count() && topology.nvswitch() != Some(false);
+        let pairs = || (0..gpus).flat_map(|from| (from + 1..gpus).map(move |to| (from, to)));
+        let bridges: Vec<_> = pairs().filter_map(|(a, b)| Some((a, b, nvlink(a, b)?))).collect();
+        let all = bridges.len() == pairs().count() && topology.nvswitch() != Some(false);
         let nvswitch_gb_per_s = bridges.first().filter(|_| all).map(|bridge| bridge.2);
+        // Without peer access each byte goes to the host, and from there.
+        let denied =
+            pairs().any(|(a, b)| topology.link(a, b).is_some_and(|link| link.p2p.access.is_denied()));
         let numa = topology.numa_groups().groups.into_iter();
         let numa: Vec<usize> = numa.map(|group| group.iter().filter(|&&gpu| gpu < gpus).count()).collect();
         let cards: Vec<f64> = topology
@@ -67,7 +125,7 @@ impl Description {
             .filter_map(|nic| nic.megabits_per_s)
             .map(|megabits| f64::from(u32::try_from(megabits).unwrap_or(u32::MAX)) / 8000.0)
             .collect();
-        Ok(Self {
+        let mut described = Self {
             name: name.to_owned(),
             gpu: first.name.clone(),
             sms: first.sm_count.and_then(|sms| usize::try_from(sms).ok()),
@@ -78,11 +136,52 @@ impl Description {
             through_host: false,
             nvswitch_gb_per_s,
             bridges: if all { Vec::new() } else { bridges },
-            pcie_gb_per_s: first.pcie.map_or(PCIE_GB_PER_S, |pcie| pcie.gb_per_s()),
+            pcie_gb_per_s: first.pcie.map_or(PCIE_GB_PER_S, |pcie| pcie.gb_per_s())
+                / if denied { 2.0 } else { 1.0 },
             numa: numa.into_iter().filter(|&size| size > 0).collect(),
             nics: cards.len().max(1),
             nic_gb_per_s: cards.iter().copied().reduce(f64::min).unwrap_or(NIC_GB_PER_S),
-        })
+            orders: Vec::new(),
+        };
+        let whole = is_whole.then(|| topology.replicated(times)).transpose();
+        let whole = whole.map_err(|error| Error::NoMachine { reason: error.to_string() })?;
+        described.orders = described.fitting(whole.as_ref())?.iter().map(ToString::to_string).collect();
+        Ok(described)
+    }
+
+    /// The orders that fit, of one rank on each GPU: what `flux topo` says of the whole, the simulator's own word, and those that
+    /// need no topology.
+    fn fitting(&self, whole: Option<&Topology>) -> Result<Vec<Pattern>> {
+        let ranks = self.gpus.saturating_mul(self.nodes);
+        let mut orders = Vec::new();
+        if let Some(choice) = whole.map(Topology::order) {
+            let strongest = choice.strongest_ring.clone().map(|ring| Pattern::Ring(vec![ring]));
+            let said = choice.argument().parse::<Order>().ok().map(|order| order.given(ranks));
+            orders.extend(said.transpose()?.flatten().into_iter().chain(strongest));
+        }
+        let own = self.machine()?.pattern();
+        if !orders.contains(&own) {
+            orders.push(own);
+        }
+        add_plain(&mut orders, self.gpus, self.nodes);
+        orders.retain(|order| order.world_size() == Ok(ranks));
+        Ok(orders)
+    }
+
+    /// The orders that fit, the best guess first; none where ranks share GPUs, or what they exchange goes through the host.
+    pub(crate) fn orders(&self) -> Vec<Pattern> {
+        if self.share > 1 || self.through_host {
+            return Vec::new();
+        }
+        self.orders.iter().filter_map(|order| order.parse().ok()).collect()
+    }
+
+    /// The simulator's machine with one rank on each GPU, or on each share of one.
+    fn machine(&self) -> Result<Machine> {
+        match self.model()? {
+            Model::Gpus { machine, .. } => Ok(*machine),
+            Model::Host(_) => Err(Error::NoMachine { reason: "it has no GPUs".into() }),
+        }
     }
 
     /// GPUs of which only the name and the SMs are known: those that are sold with NVLink are taken for connected by it.
@@ -105,6 +204,7 @@ impl Description {
             numa: vec![gpus],
             nics: 1,
             nic_gb_per_s: NIC_GB_PER_S,
+            orders: Vec::new(),
         }
     }
 
@@ -148,19 +248,7 @@ impl Description {
 
     /// The simulator's constants for this GPU; of one that it does not know, those of its generation, scaled by SMs.
     fn gpu(&self) -> Gpu {
-        let known = [
-            ("GB200", Gpu::B200),
-            ("B200", Gpu::B200),
-            ("H200", Gpu::H200),
-            ("H100", Gpu::H100),
-            ("H800", Gpu::H800),
-            ("A100", Gpu::A100),
-            ("A800", Gpu::A100),
-            ("L20", Gpu::L20),
-            ("4090", Gpu::RTX4090),
-            ("V100", Gpu::V100),
-        ];
-        let found = known.into_iter().find(|(name, _)| self.gpu.contains(name)).map(|(_, gpu)| gpu);
+        let found = Gpu::named(&self.gpu);
         let base = found.unwrap_or(match self.generation {
             Some(10..) => Gpu::B200,
             Some(9) => Gpu::H100,

@@ -19,31 +19,36 @@ mod host;
 mod kind;
 mod machine;
 mod model;
+mod orders;
 mod preview;
 mod reasons;
 #[cfg(test)]
 mod tests;
+mod tiles;
 mod weigh;
 mod wishes;
 
 pub use candidate::Plan;
 pub use explain::{Candidate, Explain, PlanSource, Verdict};
 pub use kind::OpKind;
-pub use preview::{explain, explain_on, explain_on_topology};
+pub use machine::{SimMachine, machine_of};
+pub use preview::{explain, explain_on};
 
 pub(crate) use built::Built;
 pub(crate) use facts::{Surroundings, digest};
 pub(crate) use kind::Layer;
+pub(crate) use tiles::{expected, next_best};
 pub(crate) use wishes::Wishes;
 
 use crate::delivery::Choice;
 use crate::tuner::Entry;
-use crate::{Direction, Group, OpSpec, Path, PathPreference, Result};
-use candidate::Ground;
+use crate::{Group, OpSpec, Path, PathPreference, Result, TileShape};
+use candidate::{Ground, order_name};
 use facts::Facts;
 use model::Model;
+use orders::Orders;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{PoisonError, RwLock};
 use weigh::{Pick, Weighed};
 
 /// Up to so many ranks, each number of rows is planned by itself: that takes about a millisecond.
@@ -56,6 +61,10 @@ pub(crate) struct Chosen {
     pub(crate) source: PlanSource,
     /// Tiles would have been mostly padding.
     pub(crate) pads: bool,
+    /// The class of the order in which ranks exchange.
+    pub(crate) order: &'static str,
+    /// The tile that was asked for, or measured to be the best.
+    pub(crate) tile: Option<TileShape>,
 }
 
 /// Plans the calls of one operation.
@@ -72,31 +81,33 @@ pub(crate) struct Planner {
     built: Option<Built>,
     /// Whose kernels' tiles are to be named.
     group: Option<Group>,
-    chosen: Mutex<BTreeMap<usize, Chosen>>,
+    /// By rows of a call. Mostly read, by all ranks at once.
+    chosen: RwLock<BTreeMap<usize, Chosen>>,
 }
 
 impl Planner {
     /// Plans what `spec` is to be built for. Among processes it is a step that all take together.
     pub(crate) fn new(group: &Group, op: OpKind, spec: &OpSpec) -> Result<Self> {
+        tiles::check(group, spec)?;
         let layer = Layer::new(op, spec, group.world_size());
         let facts = Facts::agreed(group, &layer)?;
         let mut planner = Self {
             ground: Ground {
-                orders: vec![spec.order.pattern(group, spec.direction.unwrap_or(Direction::Push))?],
+                orders: Orders::of_group(group, op, spec, &facts)?,
                 through_host: facts.through_host(),
                 several_nodes: !group.members().space.reach().is_complete(),
                 tile: group.any_launcher().tile(spec.dtype)?,
                 padding_loses: group.backend() == flux_memory::Backend::Cuda,
             },
             usual_delivery: Choice::new(spec.delivery, group),
-            model: facts.machine.model()?,
+            model: facts.machine.model()?.cut_into(spec.tile)?,
             tuned: facts.tuned,
             layer,
             wishes: Wishes::from(spec),
             max_m: spec.max_m,
             built: None,
             group: Some(group.clone()),
-            chosen: Mutex::default(),
+            chosen: RwLock::default(),
         };
         planner.built = Some(planner.build()?);
         Ok(planner)
@@ -105,37 +116,55 @@ impl Planner {
     /// Which way calls of `m` rows go: planned at the first of them, and remembered.
     pub(crate) fn choose(&self, m: usize) -> Result<Chosen> {
         let m = self.planned_rows(m);
-        let lock = || self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&chosen) = lock().get(&m) {
+        if let Some(&chosen) = self.chosen.read().unwrap_or_else(PoisonError::into_inner).get(&m) {
             return Ok(chosen);
         }
         let chosen = self.plan(m)?;
-        lock().insert(m, chosen);
+        self.chosen.write().unwrap_or_else(PoisonError::into_inner).insert(m, chosen);
         Ok(chosen)
     }
 
     /// As calls of how many rows those of `m` rows are planned: with more ranks a simulation takes longer, and there are to be few.
     fn planned_rows(&self, m: usize) -> usize {
-        let one_shot = m <= self.built().one_shot_rows;
-        let most = if one_shot { self.built().one_shot_rows } else { self.max_m };
-        if self.layer.world_size > EXACT_RANKS && m > 0 { m.next_power_of_two().min(most) } else { m }
+        if self.layer.world_size <= EXACT_RANKS || m == 0 {
+            return m;
+        }
+        let one_shot_rows = self.built.as_ref().map_or(0, |built| built.one_shot_rows);
+        m.next_power_of_two().min(if m <= one_shot_rows { one_shot_rows } else { self.max_m })
     }
 
     fn plan(&self, m: usize) -> Result<Chosen> {
         let span = tracing::debug_span!("plan", op = %self.layer.op, m);
         let _span = span.enter();
         if self.is_local() {
-            return Ok(Chosen { path: Path::Local, source: PlanSource::Model, pads: false });
+            return Ok(Chosen {
+                path: Path::Local,
+                source: PlanSource::Model,
+                pads: false,
+                order: "none",
+                tile: self.layer.tile,
+            });
         }
         let weighed = self.weigh(m, |plan| self.unfit(m, plan).is_none())?;
         let fits = |of: &Weighed| self.unfit(m, &of.possible.plan).is_none();
         let pick = self.pick(m, &weighed, fits)?;
         let pads = weighed.iter().any(|of| of.pads.is_some());
         let chosen = match pick {
-            Some(Pick { index, source, .. }) => {
-                Chosen { path: weighed[index].possible.plan.path, source, pads }
+            Some(Pick { index, source, tile, .. }) => {
+                let plan = &weighed[index].possible.plan;
+                let tile = self.layer.tile.or(tile);
+                Chosen { path: plan.path, source, pads, order: order_name(&plan.order), tile }
             }
-            None => Chosen { path: self.wishes.taken(), source: self.source(), pads },
+            None => {
+                let order = order_name(&self.built().order);
+                Chosen {
+                    path: self.wishes.taken(),
+                    source: self.source(),
+                    pads,
+                    order,
+                    tile: self.layer.tile,
+                }
+            }
         };
         tracing::debug!(path = %chosen.path, source = %chosen.source, "planned");
         Ok(chosen)
@@ -152,6 +181,6 @@ impl Planner {
 
     /// Why a call of the operation as it is built cannot go that way.
     fn unfit(&self, m: usize, plan: &Plan) -> Option<String> {
-        self.built?.fits(plan, &self.layer, m)
+        self.built.as_ref()?.fits(plan, &self.layer, m)
     }
 }

@@ -4,7 +4,7 @@ use super::candidate::Plan;
 use super::host::HostModel;
 use super::kind::{Layer, OpKind};
 use crate::{Delivery, Direction, Path, Result, TileShape};
-use flux_sim::{Machine, Op, Problem, Style};
+use flux_sim::{Gpu, Machine, Op, Problem, Style, TileRate};
 
 /// Where ranks run, as far as it decides how long things take.
 #[derive(Clone, Debug)]
@@ -26,6 +26,27 @@ pub(crate) struct Prediction {
 }
 
 impl Model {
+    /// The same with GEMMs that are cut into that tile, if the simulator knows it.
+    pub(crate) fn cut_into(self, tile: Option<TileShape>) -> Result<Self> {
+        let cut = |machine: Box<Machine>| {
+            let (gpu, mut node) = (machine.node().gpu.clone(), machine.node().clone());
+            let is_asked =
+                |of: &TileRate| tile.is_some_and(|tile| (of.rows, of.columns) == (tile.rows, tile.columns));
+            let asked = gpu.tiles.iter().position(is_asked);
+            let Some(tiles) = asked.and_then(|asked| gpu.tiles.get(asked..=asked)) else {
+                return Ok(machine);
+            };
+            node.gpu = Gpu { tiles, ..gpu };
+            Ok::<_, crate::Error>(Box::new(Machine::new(machine.name(), node, machine.nodes())?))
+        };
+        Ok(match self {
+            Model::Host(host) => Model::Host(host),
+            Model::Gpus { machine, within } => {
+                Model::Gpus { machine: cut(machine)?, within: within.map(cut).transpose()? }
+            }
+        })
+    }
+
     /// For people.
     pub(crate) fn machine(&self) -> String {
         match self {

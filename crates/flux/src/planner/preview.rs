@@ -2,15 +2,14 @@
 
 use super::candidate::Ground;
 use super::kind::{Layer, OpKind};
-use super::machine::Description;
+use super::machine::SimMachine;
 use super::model::Model;
-use super::{Explain, Planner, Wishes};
+use super::orders::Orders;
+use super::{Explain, Planner, Wishes, tiles};
 use crate::delivery::Choice;
-use crate::{Delivery, Direction, Error, Group, OpSpec, Result, TileShape};
-use flux_sim::Machine;
+use crate::{Delivery, Error, Group, OpSpec, Result, TileShape};
 use flux_swizzle::Pattern;
-use flux_topology::Topology;
-use std::sync::Mutex;
+use std::sync::RwLock;
 
 /// The tile that GPUs' kernels are cut into if nothing speaks for another.
 const USUAL_TILE: TileShape = TileShape { rows: 128, columns: 128 };
@@ -23,27 +22,11 @@ pub fn explain(group: &Group, op: OpKind, spec: &OpSpec, m: usize) -> Result<Exp
 }
 
 /// The same on a machine of the simulator with one rank on each GPU, which need not be at hand.
-pub fn explain_on(machine: &Machine, op: OpKind, spec: &OpSpec, m: usize) -> Result<Explain> {
+pub fn explain_on(machine: &SimMachine, op: OpKind, spec: &OpSpec, m: usize) -> Result<Explain> {
     check(spec, m)?;
+    let SimMachine { machine, orders, .. } = machine;
     let model = Model::Gpus { machine: Box::new(machine.clone()), within: None };
-    Planner::on(model, op, spec, machine.gpus())?.explain(m)
-}
-
-/// The same on the GPUs of a topology, at most `gpus` of the first machine, and `nodes` such machines. `name` is for people.
-pub fn explain_on_topology(
-    (name, topology): (&str, &Topology),
-    (gpus, nodes): (Option<usize>, usize),
-    op: OpKind,
-    spec: &OpSpec,
-    m: usize,
-) -> Result<Explain> {
-    check(spec, m)?;
-    let model = Description::of(name, topology, gpus, nodes)?.model()?;
-    let Model::Gpus { machine, .. } = &model else {
-        return Err(Error::NoMachine { reason: "it has no GPUs".into() });
-    };
-    let ranks = machine.gpus();
-    Planner::on(model, op, spec, ranks)?.explain(m)
+    Planner::on((model, orders), op, spec, machine.gpus())?.explain(m)
 }
 
 fn check(spec: &OpSpec, m: usize) -> Result<()> {
@@ -53,17 +36,13 @@ fn check(spec: &OpSpec, m: usize) -> Result<()> {
 
 impl Planner {
     /// For an operation that nobody builds, on a machine that is not at hand.
-    pub(super) fn on(model: Model, op: OpKind, spec: &OpSpec, world_size: usize) -> Result<Self> {
-        let order = match (spec.order.given(world_size)?, &model) {
-            (Some(order), _) => order,
-            (None, Model::Host(_)) => Pattern::full_mesh(world_size),
-            (None, Model::Gpus { .. }) if spec.direction == Some(Direction::Pull) => {
-                Pattern::full_mesh(world_size)
-            }
-            (None, Model::Gpus { machine, .. }) => {
-                Pattern::nodes(machine.nodes(), &Pattern::full_mesh(machine.node().gpus))
-            }
-        };
+    pub(super) fn on(
+        (model, fitting): (Model, &[Pattern]),
+        op: OpKind,
+        spec: &OpSpec,
+        world_size: usize,
+    ) -> Result<Self> {
+        tiles::check_on(&model, spec)?;
         let several_nodes = matches!(&model, Model::Gpus { machine, .. } if machine.nodes() > 1);
         let on_host = matches!(model, Model::Host(_));
         let usual_delivery = match (spec.delivery, on_host) {
@@ -74,21 +53,21 @@ impl Planner {
         };
         let mut planner = Self {
             ground: Ground {
-                orders: vec![order],
+                orders: Orders::of_machine(spec, world_size, fitting)?,
                 through_host: false,
                 several_nodes,
                 tile: USUAL_TILE,
                 padding_loses: !on_host,
             },
             usual_delivery,
-            model,
+            model: model.cut_into(spec.tile)?,
             tuned: Vec::new(),
             layer: Layer::new(op, spec, world_size),
             wishes: Wishes::from(spec),
             max_m: spec.max_m,
             built: None,
             group: None,
-            chosen: Mutex::default(),
+            chosen: RwLock::default(),
         };
         planner.built = Some(planner.build()?);
         Ok(planner)

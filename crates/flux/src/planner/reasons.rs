@@ -3,11 +3,9 @@
 use super::candidate::Plan;
 use super::kind::{Layer, OpKind};
 use super::weigh::Weighed;
-use super::{Candidate, Explain, PlanSource, Planner, Verdict};
+use super::{Candidate, Explain, PlanSource, Planner, Verdict, tiles};
 use crate::{Error, Path, PathPreference, Result, TileShape};
-use flux_launch::Problem;
 use flux_memory::Backend;
-use flux_swizzle::Shards;
 
 impl Planner {
     /// Everything that speaks for the way of calls with `m` rows.
@@ -69,6 +67,13 @@ impl Planner {
             Some(pick) => candidates[pick.index].plan.clone(),
             None => self.fallback(m)?,
         };
+        let tuned_tile = pick.as_ref().and_then(|pick| pick.tile);
+        let chosen = Plan { tile: tuned_tile.or(chosen.tile), ..chosen };
+        let tile_source = match (self.layer.tile, tuned_tile) {
+            (Some(_), _) => PlanSource::Forced,
+            (None, Some(_)) => PlanSource::Tuned,
+            (None, None) => PlanSource::Model,
+        };
         let key = |of: &Candidate| (of.verdict != Verdict::Chosen, of.predicted_us.is_none());
         candidates.sort_by(|a, b| {
             let times = a.predicted_us.partial_cmp(&b.predicted_us).unwrap_or(std::cmp::Ordering::Equal);
@@ -92,7 +97,9 @@ impl Planner {
                 .first()
                 .filter(|of| of.verdict == Verdict::Chosen)
                 .and_then(|of| of.predicted_us),
+            order: chosen.order.clone(),
             chosen,
+            tile_source,
             source,
             why,
             candidates,
@@ -107,22 +114,17 @@ impl Planner {
             one_shot: self.layer.op == OpKind::GemmAr && m <= built.one_shot_rows,
             direction: built.direction,
             delivery: None,
-            chunk_rows: if path == Path::Local { 0 } else { built.chunk_rows },
-            order: self.ground.orders[0].clone(),
+            chunk_rows: if path == Path::Local { 0 } else { built.chunks.of(m) },
+            order: built.order,
             tile: None,
         })
     }
 
-    /// The tile that the group's kernels would be cut into: of a GPU's own choice.
+    /// The tile that the group's kernels are cut into, of a GPU: as asked, or their own choice.
     fn tile(&self, m: usize, plan: &Plan) -> Result<Option<TileShape>> {
         let Some(group) = self.group.as_ref().filter(|group| group.backend() == Backend::Cuda) else {
-            return Ok(None);
+            return Ok(self.layer.tile);
         };
-        let (n, k) = self.layer.of_rank();
-        let fused = plan.path == Path::Fused;
-        let shards = if fused && !plan.one_shot { self.layer.shards(m)? } else { Shards::new(m, 1)? };
-        let to_slots = fused && self.layer.op != OpKind::AgGemm;
-        let problem = Problem { shards, n, k, aligned: true, to_slots };
-        Ok(group.any_launcher().tiling(self.layer.dtype, &problem).ok().map(|tiling| tiling.shape))
+        Ok(tiles::expected(group, &self.layer, m, plan)?.first().copied())
     }
 }

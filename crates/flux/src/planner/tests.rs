@@ -5,9 +5,10 @@ use super::machine::Description;
 use super::model::Model;
 use super::*;
 use crate::tuner::{Key, Measured};
-use crate::{BackendChoice, DType, GroupConfig, explain_on};
-use crate::{Delivery, Direction};
+use crate::{BackendChoice, DType, Delivery, Direction, GroupConfig, Order, explain_on, machine_of};
 use flux_sim::Machine;
+use flux_swizzle::Pattern;
+use flux_topology::Topology;
 use std::time::{Duration, Instant};
 
 fn on_host(world_size: usize) -> Group {
@@ -17,6 +18,10 @@ fn on_host(world_size: usize) -> Group {
 
 fn spec(n: usize, k: usize, max_m: usize) -> OpSpec {
     OpSpec::new(n, k, max_m, DType::Bf16)
+}
+
+fn preset(name: &str) -> SimMachine {
+    Machine::preset(name, 1).unwrap().into()
 }
 
 const OPS: [OpKind; 3] = [OpKind::AgGemm, OpKind::GemmRs, OpKind::GemmAr];
@@ -43,7 +48,9 @@ fn wishes_win_and_explanations_say_what_is_done() {
                     let built = planner.built();
                     assert!(direction.is_none_or(|direction| direction == built.direction));
                     assert!(delivery == Delivery::Auto || delivery == built.delivery.delivery());
-                    assert!(chunk_rows.is_none_or(|rows| rows == built.chunk_rows));
+                    assert!(
+                        chunk_rows.is_none_or(|rows| [0, 1, 200].iter().all(|&m| rows == built.chunks.of(m)))
+                    );
                     assert!(
                         op != OpKind::GemmAr || one_shot_rows.is_none_or(|rows| rows == built.one_shot_rows)
                     );
@@ -91,12 +98,12 @@ fn the_host_fuses_what_fills_tiles() {
     let model = || Model::Host(HostModel::new(2));
     for (m, path) in [(1, Path::Fused), (16, Path::Unfused), (64, Path::Unfused), (512, Path::Fused)] {
         for (op, n, k) in [(OpKind::AgGemm, 1536, 768), (OpKind::GemmRs, 768, 1536)] {
-            let explain = Planner::on(model(), op, &spec(n, k, 512), 4).unwrap().explain(m).unwrap();
+            let explain = Planner::on((model(), &[]), op, &spec(n, k, 512), 4).unwrap().explain(m).unwrap();
             assert_eq!(explain.chosen.path, path, "{explain}");
         }
     }
     let explain =
-        Planner::on(model(), OpKind::GemmRs, &spec(768, 1536, 512), 4).unwrap().explain(512).unwrap();
+        Planner::on((model(), &[]), OpKind::GemmRs, &spec(768, 1536, 512), 4).unwrap().explain(512).unwrap();
     let relayed = explain.candidates.iter().find(|of| of.plan.delivery == Some(Delivery::Relayed)).unwrap();
     assert!(matches!(relayed.verdict, Verdict::Slower { by } if by > 0.0), "{explain}");
 }
@@ -104,7 +111,7 @@ fn the_host_fuses_what_fills_tiles() {
 /// What was measured on GPUs: `docs/measurements.md`. Where one way was faster by more than 5 %, it is the one that is planned.
 #[test]
 fn on_gpus_what_was_measured_to_be_faster_is_planned() {
-    let two = Machine::preset("2xh200", 1).unwrap();
+    let two = preset("2xh200");
     for (op, m, n, k, path, delivery) in [
         (OpKind::AgGemm, 512, 14336, 8192, Path::Fused, None),
         (OpKind::AgGemm, 2048, 14336, 8192, Path::Fused, None),
@@ -144,8 +151,148 @@ fn ranks_of_one_gpu_are_planned_as_measured() {
     ] {
         let (n, k) = if op == OpKind::AgGemm { (8 * n, k) } else { (n, 8 * k) };
         let spec = OpSpec { delivery: Delivery::Direct, ..spec(n, k, 8192) };
-        let explain = Planner::on(shared.model().unwrap(), op, &spec, 8).unwrap().explain(m).unwrap();
+        let explain = Planner::on((shared.model().unwrap(), &[]), op, &spec, 8).unwrap().explain(m).unwrap();
         assert_eq!(explain.chosen.path, path, "{explain}");
+    }
+}
+
+/// On machines where links differ, what is planned is what `flux topo` says, and by how much all others are slower is said, too.
+#[test]
+fn orders_fit_what_connects_the_ranks() {
+    for (name, nodes, order) in [
+        ("8xl20-pcie", 1, "ring:0-3/4-7"),
+        ("8xl20-pcie", 2, "ring:0-3/4-7+ring:8-11/12-15"),
+        ("dgx-h100", 1, "mesh:0-7"),
+        ("dgx-h100", 2, "mesh:0-7+mesh:8-15"),
+    ] {
+        let topology = Topology::preset(name).unwrap();
+        let machine = machine_of((name, &topology), None, nodes).unwrap();
+        let ranks = 8 * nodes;
+        let asked = spec(ranks * 1024, 8192, 8192);
+        let explain = explain_on(&machine, OpKind::AgGemm, &asked, 8192).unwrap();
+        assert_eq!(explain.order.to_string(), order, "{explain}");
+        assert_eq!(explain.chosen.order, explain.order);
+        let orders: Vec<&Pattern> = explain.candidates.iter().map(|of| &of.plan.order).collect();
+        for expected in [Pattern::ring(ranks), Pattern::full_mesh(ranks)] {
+            assert!(orders.contains(&&expected), "{explain}");
+        }
+        // Whatever is asked for is done.
+        let asked = OpSpec { order: Order::Ring, ..asked };
+        let forced = explain_on(&machine, OpKind::AgGemm, &asked, 8192).unwrap();
+        assert_eq!(forced.order, Pattern::ring(ranks));
+        assert!(forced.candidates.iter().all(|of| of.plan.order == forced.order), "{forced}");
+        let asked = OpSpec { order: Order::FullMesh, ..asked };
+        let mesh = explain_on(&machine, OpKind::AgGemm, &asked, 8192).unwrap();
+        let slower = mesh.predicted_us.unwrap() > 1.05 * explain.predicted_us.unwrap();
+        assert!((order == "mesh:0-7") != slower, "{mesh}\n{explain}");
+    }
+    // Bridged pairs: each shard crosses PCIe once.
+    let pairs =
+        explain_on(&preset("4xa100-nvlink-pairs"), OpKind::AgGemm, &spec(4096, 8192, 8192), 8192).unwrap();
+    assert_eq!(pairs.order, Pattern::islands(&[2, 2]), "{pairs}");
+}
+
+/// An order that was measured to be the best is what the operation is built for, on all ranks.
+#[test]
+fn a_tuned_order_is_built() {
+    let (group, spec) = (on_host(4), spec(128, 64, 256));
+    for (op, name) in [(OpKind::AgGemm, "ring:0-3"), (OpKind::GemmAr, "ring:0-3")] {
+        let before = Planner::new(&group, op, &spec).unwrap();
+        assert_eq!(before.built().order, Pattern::full_mesh(4));
+        let plan = before.explain(256).unwrap().candidates.into_iter();
+        let plan = plan.map(|of| of.plan).find(|plan| plan.order == Pattern::ring(4)).unwrap();
+        let key = group.surroundings().unwrap().key(&group, &Layer::new(op, &spec, 4), 256);
+        group.learn(&Entry::new(key, vec![Measured::new(&plan, 64, 10.0, 0.0)]));
+        let planner = Planner::new(&group, op, &spec).unwrap();
+        assert_eq!(planner.built().order.to_string(), name);
+        let explain = planner.explain(256).unwrap();
+        assert_eq!(
+            (explain.order.to_string().as_str(), explain.source),
+            (name, PlanSource::Tuned),
+            "{explain}"
+        );
+        assert_eq!(planner.choose(256).unwrap().order, "ring");
+        let one_shot = planner.explain(1).unwrap();
+        assert!(op != OpKind::GemmAr || one_shot.chosen.one_shot, "{one_shot}");
+    }
+    let op = crate::AgGemm::new(&group, spec.clone()).unwrap();
+    assert_eq!(op.pattern(), &Pattern::ring(4));
+}
+
+/// What is asked for is cut, what was measured with another tile than the kernels' own choice is cut into that, and the explanation
+/// says who decided.
+#[test]
+fn tiles_are_asked_for_or_measured() {
+    let (group, spec) = (on_host(2), spec(256, 64, 256));
+    let tile = group.any_launcher().tile(DType::Bf16).unwrap();
+    let decided = |planner: &Planner| {
+        let explain = planner.explain(256).unwrap();
+        (planner.choose(256).unwrap().tile, explain.tile_source)
+    };
+    let planner = |spec: &OpSpec| Planner::new(&group, OpKind::GemmRs, spec);
+    assert_eq!(decided(&planner(&spec).unwrap()), (None, PlanSource::Model));
+    let asked = OpSpec { tile: Some(tile), ..spec.clone() };
+    assert_eq!(decided(&planner(&asked).unwrap()), (Some(tile), PlanSource::Forced));
+    let other = OpSpec { tile: Some(TileShape { rows: 1, ..tile }), ..spec.clone() };
+    let refused = crate::GemmRs::new(&group, other).unwrap_err();
+    assert!(
+        matches!(&refused, crate::Error::NoSuchTile { possible, .. } if possible == &[tile]),
+        "{refused}"
+    );
+    let before = planner(&spec).unwrap().explain(256).unwrap();
+    let key = group.surroundings().unwrap().key(&group, &Layer::new(OpKind::GemmRs, &spec, 2), 256);
+    let measured = Measured::new(&before.chosen, 128, 10.0, 0.0).cut_into(Some(tile));
+    group.learn(&Entry::new(key, vec![measured]));
+    let tuned = planner(&spec).unwrap();
+    assert_eq!(decided(&tuned), (Some(tile), PlanSource::Tuned));
+    assert!(tuned.explain(256).unwrap().to_string().contains("tile 64x128 (tuned)"));
+    // What was measured says nothing of calls of which something else is decided.
+    assert_eq!(decided(&planner(&asked).unwrap()), (Some(tile), PlanSource::Forced));
+    // The model reckons with what is asked for.
+    let explain_with = |tile| {
+        let spec = OpSpec { tile, ..OpSpec::new(8192, 8 * 3584, 4096, DType::Bf16) };
+        explain_on(&preset("hgx-h200"), OpKind::GemmRs, &spec, 4096).unwrap()
+    };
+    let low = explain_with(Some(TileShape { rows: 64, columns: 128 }));
+    assert_eq!(
+        (low.chosen.tile, low.tile_source),
+        (Some(TileShape { rows: 64, columns: 128 }), PlanSource::Forced)
+    );
+    assert!(low.predicted_us.unwrap() > 1.2 * explain_with(None).predicted_us.unwrap(), "{low}");
+}
+
+/// Calls of fewer rows than the most are cut by themselves: as was measured of them, or is expected.
+#[test]
+fn chunks_are_decided_for_each_number_of_rows() {
+    let (group, spec) = (on_host(2), OpSpec { path: PathPreference::Fused, ..spec(32, 8192, 512) });
+    let layer = Layer::new(OpKind::AgGemm, &spec, 2);
+    let auto = OpSpec { path: PathPreference::Auto, ..spec.clone() };
+    let free = Layer::new(OpKind::AgGemm, &auto, 2);
+    assert_ne!(layer.asked, free.asked);
+    // A row has 16 KiB: of a shard of 128 rows there may be two chunks.
+    for (m, chunk_rows) in [(512, 256), (256, 64)] {
+        let explain = Planner::new(&group, OpKind::AgGemm, &auto).unwrap().explain(m).unwrap();
+        let plan = Plan { chunk_rows, path: Path::Fused, delivery: None, ..explain.chosen };
+        let key = group.surroundings().unwrap().key(&group, &free, m);
+        group.learn(&Entry::new(key, vec![Measured::new(&plan, m / 2, 10.0, 0.0)]));
+    }
+    let op = crate::AgGemm::new(&group, auto).unwrap();
+    let unfused = OpSpec { path: PathPreference::Unfused, ..spec };
+    let unfused = crate::AgGemm::new(&group, unfused).unwrap();
+    let number = |index: usize| half::bf16::from_f32(f32::from(u8::try_from(index % 7).unwrap()) - 3.0);
+    let a: Vec<_> = (0..512 * 8192).map(|index| number(index + index / 8192)).collect();
+    let b: Vec<_> = (0..32 * 8192).map(|index| number(index / 3)).collect();
+    for (m, chunk_rows) in [(512, 256), (256, 64), (512, 256), (200, 64)] {
+        let explain = op.explain(m).unwrap();
+        let rows = explain.chosen.chunk_rows.min(m.div_ceil(2));
+        assert_eq!((rows, explain.source), (chunk_rows, PlanSource::Tuned), "{m}: {explain}");
+        let result = |op: &crate::AgGemm| {
+            let whole = crate::Whole::place(&group, op, &a[..m * 8192], &b, m).unwrap();
+            let path = whole.enqueue().unwrap().path;
+            (path, whole.result().unwrap())
+        };
+        let ((path, c), (_, expected)) = (result(&op), result(&unfused));
+        assert!(path == Path::Fused && c == expected, "{m}");
     }
 }
 
@@ -153,8 +300,9 @@ fn ranks_of_one_gpu_are_planned_as_measured() {
 fn planning_takes_no_longer_than_a_call() {
     for (name, n, k) in [("hgx-h200", 8 * 6144, 12288), ("8xl20-pcie", 8 * 7168, 8192)] {
         let machine = Machine::preset(name, 1).unwrap();
+        let found = SimMachine::from(machine.clone());
         let model = Model::Gpus { machine: Box::new(machine), within: None };
-        let planner = Planner::on(model, OpKind::AgGemm, &spec(n, k, 8192), 8).unwrap();
+        let planner = Planner::on((model, &found.orders), OpKind::AgGemm, &spec(n, k, 8192), 8).unwrap();
         let times = [1, 100, 1000, 2000, 4000, 5000, 6000, 8192].map(|m| {
             let begin = Instant::now();
             planner.choose(m).unwrap();
@@ -180,6 +328,8 @@ fn measured(plans: &[(&str, &str, Option<&str>, f64)], m: usize, key: &Key) -> E
         direction: direction.into(),
         delivery: delivery.map(Into::into),
         chunks_per_shard: 1,
+        order: "mesh:0-3".into(),
+        tile: None,
         us,
         spread: 0.01,
     };
@@ -218,14 +368,15 @@ fn what_was_measured_goes_before_the_model() {
 
 #[test]
 fn explanations_are_json_too() {
-    let machine = Machine::preset("8xl20-pcie", 1).unwrap();
+    let machine = preset("8xl20-pcie");
     let explain = explain_on(&machine, OpKind::GemmRs, &spec(12288, 8 * 6144, 8192), 4096).unwrap();
     let json = serde_json::to_value(&explain).unwrap();
     assert_eq!(
         (&json["op"], &json["source"], &json["dtype"]),
         (&"gemm-rs".into(), &"model".into(), &"bf16".into())
     );
-    assert!(json["predicted_us"].as_f64().unwrap() > 0.0 && json["chosen"]["order"] == "full-mesh");
+    assert!(json["predicted_us"].as_f64().unwrap() > 0.0 && json["chosen"]["order"] == "two-level ring");
+    assert_eq!(json["order"], "ring:0-3/4-7");
     let candidates = json["candidates"].as_array().unwrap();
     assert_eq!(candidates.len(), explain.candidates.len());
     assert!(candidates.iter().all(|of| of["verdict"]["is"].is_string()), "{json}");

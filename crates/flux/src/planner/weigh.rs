@@ -4,7 +4,7 @@ use super::candidate::{self, Plan, Possible, pads};
 use super::model::Prediction;
 use super::{PlanSource, Planner};
 use crate::tuner::Entry;
-use crate::{Path, PathPreference, Result};
+use crate::{Path, PathPreference, Result, TileShape};
 
 /// A candidate with all that is known of it.
 pub(super) struct Weighed {
@@ -19,12 +19,14 @@ pub(super) struct Pick {
     pub(super) index: usize,
     pub(super) source: PlanSource,
     pub(super) why: String,
+    /// The tile that was measured to be the best, if it is not the kernels' own choice.
+    pub(super) tile: Option<TileShape>,
 }
 
 impl Planner {
     /// All candidates; those that are `wanted` and possible with what they are expected to take.
     pub(super) fn weigh(&self, m: usize, wanted: impl Fn(&Plan) -> bool) -> Result<Vec<Weighed>> {
-        let built_chunk = self.built.map(|built| built.chunk_rows);
+        let built_chunk = self.built.as_ref().map(|built| built.chunks.of(m));
         let all = candidate::all(&self.layer, &self.ground, &self.wishes, (m, built_chunk))?;
         let entry = Entry::nearest(&self.tuned, m);
         let weigh = |mut possible: Possible| {
@@ -60,11 +62,12 @@ impl Planner {
         {
             let shard_rows = self.layer.shards(m)?.max_rows();
             let found = entry.plans().find_map(|measured| {
-                open.iter().copied().find(|&index| measured.is_of(&weighed[index].possible.plan, shard_rows))
+                let of = |&index: &usize| measured.is_of(&weighed[index].possible.plan, shard_rows);
+                Some((open.iter().copied().find(of)?, measured.tile()))
             });
-            if let Some(index) = found {
+            if let Some((index, tile)) = found {
                 let why = format!("measured with {} rows", entry.key().m);
-                return Ok(Some(Pick { index, source: PlanSource::Tuned, why }));
+                return Ok(Some(Pick { index, source: PlanSource::Tuned, why, tile }));
             }
         }
         // Where all would be padding, padding it is.
@@ -73,11 +76,11 @@ impl Planner {
         let full: Vec<usize> = open.iter().copied().filter(|index| !padded(index)).collect();
         let open = if full.is_empty() { open } else { full };
         let us = |index: usize| weighed[index].prediction.map(|prediction| prediction.us);
-        let usual = self.usual();
+        let built = self.built.clone().unwrap_or_else(|| self.usual());
         let goes = |path| {
             let is_usual = |&index: &usize| {
                 let plan = &weighed[index].possible.plan;
-                plan.path == path && self.built.unwrap_or(usual).fits(plan, &self.layer, m).is_none()
+                plan.path == path && built.fits(plan, &self.layer, m).is_none()
             };
             open.iter().copied().find(is_usual)
         };
@@ -104,6 +107,6 @@ impl Planner {
             PlanSource::Forced => format!("the path as asked, the rest {why}"),
             _ => why,
         };
-        Ok(Some(Pick { index, source: self.source(), why }))
+        Ok(Some(Pick { index, source: self.source(), why, tile: None }))
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// What the file says that it is.
 const FORMAT: &str = "flux tuning cache";
 /// Raised when an old program would misunderstand a new file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// No cache is larger.
 const MOST_BYTES: u64 = 64 << 20;
 /// How long others may keep the file's lock.

@@ -1,6 +1,7 @@
 //! What was measured of one layer for about so many rows.
 
 use crate::planner::{OpKind, Plan, digest};
+use flux_swizzle::{Pattern, TileShape};
 use serde::{Deserialize, Serialize};
 
 /// What decides how long calls take: what was measured under one key says nothing of another.
@@ -43,6 +44,10 @@ pub struct Measured {
     pub delivery: Option<String>,
     /// In how many chunks a shard travelled.
     pub chunks_per_shard: usize,
+    /// Who sent to whom.
+    pub order: String,
+    /// The tile, if it was another one than the kernels' own choice.
+    pub tile: Option<String>,
     /// The median time of a call, in µs.
     pub us: f64,
     /// The distance of the quartiles over that.
@@ -67,15 +72,27 @@ impl Measured {
             direction: plan.direction.to_string(),
             delivery: plan.delivery.map(|delivery| delivery.to_string()),
             chunks_per_shard: chunks_per_shard(plan, shard_rows),
+            order: plan.order.to_string(),
+            tile: None,
             us: (us * 10.0).round() / 10.0,
             spread: (spread * 1000.0).round() / 1000.0,
         }
     }
 
-    /// Whether it is that plan, in a call whose largest shard has so many rows.
+    /// The same, cut into that tile.
+    pub(crate) fn cut_into(self, tile: Option<TileShape>) -> Self {
+        Self { tile: tile.map(|tile| tile.to_string()), ..self }
+    }
+
+    /// The tile, if it was another one than the kernels' own choice.
+    pub(crate) fn tile(&self) -> Option<TileShape> {
+        self.tile.as_ref()?.parse().ok()
+    }
+
+    /// Whether it is that plan, of whatever tile, in a call whose largest shard has so many rows.
     pub(crate) fn is_of(&self, plan: &Plan, shard_rows: usize) -> bool {
         let other = Self::new(plan, shard_rows, self.us, self.spread);
-        *self == Self { us: self.us, spread: self.spread, ..other }
+        *self == other.cut_into(self.tile())
     }
 
     fn is_valid(&self) -> bool {
@@ -84,6 +101,8 @@ impl Measured {
             && known(&self.direction, &["push", "pull"])
             && self.delivery.as_ref().is_none_or(|delivery| known(delivery, &["direct", "relayed"]))
             && self.chunks_per_shard > 0
+            && self.order.parse::<Pattern>().is_ok()
+            && self.tile.is_none() == self.tile().is_none()
             && self.us.is_finite()
             && self.us > 0.0
             && self.spread.is_finite()

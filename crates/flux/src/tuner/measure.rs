@@ -2,7 +2,7 @@
 
 use crate::planner::{OpKind, Plan};
 use crate::{
-    AgGemm, Buffer, DType, GemmAr, GemmRs, Group, Matrix, OpSpec, OperandParts, Operation, Part, Path,
+    AgGemm, Buffer, DType, GemmAr, GemmRs, Group, Matrix, OpSpec, OperandParts, Operation, Order, Part, Path,
     PathPreference, Placement, Result, Stream,
 };
 use std::time::{Duration, Instant};
@@ -11,14 +11,17 @@ use std::time::{Duration, Instant};
 const MOST_CALLS: f64 = 200.0;
 /// A sample lasts at least so long.
 const SAMPLE: Duration = Duration::from_millis(3);
+/// So many contenders exist at once at most: each has memory for all that its calls exchange.
+const AT_ONCE: usize = 8;
 /// What is uploaded at a time.
 const BLOCK_BYTES: usize = 1 << 22;
 
-/// A plan's samples: the n-th of each was taken at about the same time.
+/// A plan's samples, and those of the first plan: the n-th of each were taken at about the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Timing {
     samples_us: Vec<f64>,
-    /// Their median.
+    beside_us: Vec<f64>,
+    /// The median of its samples.
     pub(super) us: f64,
     /// The distance of their quartiles over it.
     pub(super) spread: f64,
@@ -50,6 +53,10 @@ pub(super) fn forced(op: OpKind, spec: &OpSpec, m: usize, plan: &Plan) -> OpSpec
     };
     forced.direction = Some(plan.direction);
     forced.delivery = plan.delivery.unwrap_or(spec.delivery);
+    forced.tile = spec.tile.or(plan.tile);
+    if !plan.one_shot {
+        forced.order = Order::Of(plan.order.clone());
+    }
     forced.chunk_rows = spec.chunk_rows.or(Some(plan.chunk_rows).filter(|&rows| rows > 0));
     if op == OpKind::GemmAr {
         forced.one_shot_rows = Some(if plan.one_shot { m } else { 0 });
@@ -66,6 +73,7 @@ fn build(op: OpKind, group: &Group, spec: OpSpec) -> Result<Box<dyn Operation>> 
 }
 
 /// Times calls of `m` rows that go as each of `plans` says: in turn, `samples` times. Each rank's times are those of the slowest.
+/// Those that exist at once are so many as there is memory for; the first plan is always among them, to be compared with.
 /// `sampled` is told of each sample.
 pub(super) fn measure(
     group: &Group,
@@ -76,30 +84,55 @@ pub(super) fn measure(
 ) -> Result<Vec<Timing>> {
     let contender = |plan: &Plan| {
         let op = build(op, group, forced(op, spec, m, plan))?;
-        Ok(Contender { op, calls: 1, times_us: Vec::new() })
+        Ok::<_, crate::Error>(Contender { op, calls: 1, times_us: Vec::new() })
     };
-    let mut contenders: Vec<Contender> = plans.iter().map(contender).collect::<Result<_>>()?;
-    let Some(first) = contenders.first() else { return Ok(Vec::new()) };
+    let Some((first, others)) = plans.split_first() else { return Ok(Vec::new()) };
+    let mut first = contender(first)?;
     let operands = Operands::place(group, &*first.op, m)?;
-    for contender in &mut contenders {
-        operands.time(contender)?; // loads, and plans
-        contender.calls = 2;
-        let us = operands.time(contender)?;
-        let calls = (SAMPLE.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(1.0, MOST_CALLS);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
-        let calls = calls as usize;
-        contender.calls = calls;
-    }
-    for sample in 0..samples {
-        // Each begins in turn, so that what comes first is not always the same.
-        let count = contenders.len();
-        for index in (0..count).map(|index| (index + sample) % count) {
-            let us = operands.time(&contenders[index])?;
-            contenders[index].times_us.push(us);
-            sampled();
+    let mut timings = Vec::with_capacity(plans.len());
+    loop {
+        let mut contenders = vec![first];
+        for plan in &others[timings.len().saturating_sub(1)..] {
+            match contender(plan) {
+                Ok(next) => contenders.push(next),
+                // Built on all ranks, or on none: they go on together. What there is no room for now comes when there is some.
+                Err(error) if contenders.len() > 1 => {
+                    tracing::debug!(%error, "measured later");
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            if contenders.len() == AT_ONCE {
+                break;
+            }
+        }
+        contenders.iter_mut().try_for_each(|contender| operands.prepare(contender))?;
+        for sample in 0..samples {
+            // Each begins in turn, so that what comes first is not always the same.
+            let count = contenders.len();
+            for index in (0..count).map(|index| (index + sample) % count) {
+                let us = operands.time(&contenders[index])?;
+                contenders[index].times_us.push(us);
+                sampled();
+            }
+        }
+        let mut rest = contenders.split_off(1);
+        first = contenders.remove(0);
+        let beside_us = std::mem::take(&mut first.times_us);
+        if timings.is_empty() {
+            timings.push(Timing::of(beside_us.clone(), beside_us.clone()));
+        }
+        timings.extend(rest.drain(..).map(|contender| Timing::of(contender.times_us, beside_us.clone())));
+        if timings.len() == plans.len() {
+            return Ok(timings);
         }
     }
-    Ok(contenders.into_iter().map(|contender| Timing::of(contender.times_us)).collect())
+}
+
+/// How many samples are taken of so many plans, if there is memory for them.
+pub(super) const fn samples_of(plans: usize, samples: usize) -> usize {
+    let others = plans.saturating_sub(1);
+    (others + others.div_ceil(AT_ONCE - 1)) * samples
 }
 
 /// The median, and the distance of the quartiles.
@@ -110,15 +143,20 @@ fn quartiles(mut values: Vec<f64>) -> (f64, f64) {
 }
 
 impl Timing {
-    pub(super) fn of(samples_us: Vec<f64>) -> Self {
+    pub(super) fn of(samples_us: Vec<f64>, beside_us: Vec<f64>) -> Self {
         let (us, distance) = quartiles(samples_us.clone());
-        Self { samples_us, us, spread: distance / us.max(f64::MIN_POSITIVE) }
+        Self { samples_us, beside_us, us, spread: distance / us.max(f64::MIN_POSITIVE) }
     }
 
-    /// The median of this over the other, sample by sample: what disturbs a machine for longer disturbs both. And by how much that is
-    /// uncertain: the standard error of a median, of values that are distributed normally.
+    /// The median of this over the other, sample by sample, each over the first plan's at about the same time: what disturbs a machine for
+    /// longer disturbs both. And by how much that is uncertain: the standard error of a median, of values that are distributed
+    /// normally.
     pub(super) fn over(&self, other: &Self) -> Ratio {
-        let ratios: Vec<f64> = self.samples_us.iter().zip(&other.samples_us).map(|(a, b)| a / b).collect();
+        let over_first = |of: &Self| -> Vec<f64> {
+            of.samples_us.iter().zip(&of.beside_us).map(|(own, first)| own / first).collect()
+        };
+        let ratios: Vec<f64> =
+            over_first(self).into_iter().zip(over_first(other)).map(|(a, b)| a / b).collect();
         #[allow(clippy::cast_precision_loss)] // few
         let count = ratios.len().max(1) as f64;
         let (ratio, distance) = quartiles(ratios);
@@ -154,6 +192,21 @@ impl<'g> Operands<'g> {
             this.streams.push(stream);
         }
         Ok(this)
+    }
+
+    /// Loads and plans, and finds out how many calls make a sample.
+    fn prepare(&self, contender: &mut Contender) -> Result<()> {
+        if contender.calls > 1 {
+            return Ok(()); // prepared before
+        }
+        self.time(contender)?;
+        contender.calls = 2;
+        let us = self.time(contender)?;
+        let calls = (SAMPLE.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(2.0, MOST_CALLS);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
+        let calls = calls as usize;
+        contender.calls = calls;
+        Ok(())
     }
 
     /// The time of one of a contender's calls in a row, on the slowest rank, in µs.

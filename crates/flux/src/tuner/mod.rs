@@ -11,9 +11,10 @@ pub use entry::{Entry, Key, Measured};
 
 pub(crate) use cache::Cache;
 
-use crate::planner::{Explain, Layer, OpKind, Plan, Verdict};
-use crate::{Group, OpSpec, Path, Result};
-use measure::{Ratio, Timing, measure};
+use crate::planner::{self, Explain, Layer, OpKind, Plan, PlanSource, Verdict};
+use crate::{Group, OpSpec, Path, Result, TileShape};
+use measure::{Ratio, Timing, measure, samples_of};
+use std::collections::BTreeSet;
 
 /// How to tune.
 #[derive(Clone, Debug)]
@@ -24,7 +25,8 @@ pub struct TuneConfig {
     /// Measures also what has been measured before. What was found then stays, unless something else is faster by more than the
     /// measurements' uncertainty.
     pub force: bool,
-    /// How many candidates are measured, those that the model expects to be the fastest; of each path at least one, in any case.
+    /// How many candidates are measured, those that the model expects to be the fastest; of each path at least one, in any case, and the
+    /// first with two tiles, where kernels have several.
     pub candidates: usize,
     /// How often each is measured.
     pub samples: usize,
@@ -91,7 +93,7 @@ pub fn tune(
     rows.dedup();
     let layer = Layer::new(op, spec, group.world_size());
     let (few, samples) = (config.candidates.clamp(1, MOST_CANDIDATES), config.samples.clamp(1, MOST_SAMPLES));
-    let each = (few + 2) * samples;
+    let each = samples_of(few + 4, samples);
     let mut outcomes = Vec::with_capacity(rows.len());
     for (index, &m) in rows.iter().enumerate() {
         let mut now = TuneProgress { m, done: index * each, all: rows.len() * each };
@@ -109,18 +111,22 @@ pub fn tune(
         }
         let spec = OpSpec { max_m: m, tune_rows: Vec::new(), ..spec.clone() };
         let explain = crate::planner::explain(group, op, &spec, m)?;
-        let plans = best_few(&explain, few);
+        let mut plans = best_few(&explain, few);
         if plans.is_empty() {
             continue; // nothing to choose
         }
+        let tuned_tile = explain.chosen.tile.filter(|_| explain.tile_source == PlanSource::Tuned);
+        add_tiles(group, &layer, m, tuned_tile, &mut plans)?;
         let timings = measure(group, (op, &spec), (m, &plans), samples, || {
             now.done += 1;
             progress(now);
         })?;
         let shard_rows = layer.shards(m)?.max_rows();
         let kept = before.as_ref().and_then(|entry| entry.plans().next());
-        let kept = plans.iter().position(|plan| kept.is_some_and(|kept| kept.is_of(plan, shard_rows)));
-        let planned = Measured::new(&plans[0], shard_rows, timings[0].us, timings[0].spread);
+        let is_kept =
+            |plan: &Plan| kept.is_some_and(|kept| kept.is_of(plan, shard_rows) && kept.tile() == plan.tile);
+        let kept = plans.iter().position(is_kept);
+        let planned = measured(&plans[0], shard_rows, &timings[0]);
         let chosen = chosen(&timings, kept.unwrap_or(0));
         let entry = match (before, kept) {
             (Some(before), Some(kept)) if kept == chosen => before,
@@ -140,7 +146,12 @@ fn best_few(explain: &Explain, count: usize) -> Vec<Plan> {
     let possible =
         explain.candidates.iter().filter(|of| of.predicted_us.is_some() || of.verdict == Verdict::Chosen);
     let possible: Vec<&Plan> = possible.map(|of| &of.plan).collect();
-    let mut few: Vec<Plan> = possible.iter().take(count).map(|plan| (*plan).clone()).collect();
+    // Of each other order the best, first of all: in many of its ways one goes about as well as another.
+    let mut orders = BTreeSet::new();
+    let (first, rest): (Vec<&Plan>, Vec<&Plan>) = possible
+        .iter()
+        .partition(|plan| plan.order == explain.order || orders.insert(plan.order.to_string()));
+    let mut few: Vec<Plan> = first.into_iter().chain(rest).take(count).cloned().collect();
     for path in [Path::Fused, Path::Unfused, Path::Chunked] {
         if let Some(plan) = possible.iter().find(|plan| plan.path == path)
             && !few.iter().any(|plan| plan.path == path)
@@ -149,6 +160,30 @@ fn best_few(explain: &Explain, count: usize) -> Vec<Plan> {
         }
     }
     few
+}
+
+/// The first plan also with the tile that the kernels expect to be the next best, if the caller has not decided: in these, a plan's tile
+/// is one that is asked for, or none. `tuned` was measured to be the best before.
+fn add_tiles(
+    group: &Group,
+    layer: &Layer,
+    m: usize,
+    tuned: Option<TileShape>,
+    plans: &mut Vec<Plan>,
+) -> Result<()> {
+    plans.iter_mut().for_each(|plan| plan.tile = None);
+    let Some(first) = plans.first().cloned().filter(|_| layer.tile.is_none()) else { return Ok(()) };
+    let expected = planner::expected(group, layer, m, &first)?;
+    let next = planner::next_best(&expected, &group.any_launcher().tiles(layer.dtype)?);
+    plans[0].tile = tuned;
+    let untuned = tuned.is_some().then_some(None);
+    let next = next.filter(|&next| Some(next) != tuned).map(Some);
+    plans.extend(untuned.into_iter().chain(next).map(|tile| Plan { tile, ..first.clone() }));
+    Ok(())
+}
+
+fn measured(plan: &Plan, shard_rows: usize, timing: &Timing) -> Measured {
+    Measured::new(plan, shard_rows, timing.us, timing.spread).cut_into(plan.tile)
 }
 
 /// The fastest beside the `incumbent`, which stays unless the other is faster by more than twice what that is uncertain by.
@@ -174,8 +209,7 @@ fn loss(timings: &[Timing]) -> Loss {
 fn entry(key: Key, plans: &[Plan], timings: &[Timing], chosen: usize, shard_rows: usize) -> Entry {
     let mut order: Vec<usize> = (0..plans.len()).collect();
     order.sort_by(|&a, &b| (a != chosen).cmp(&(b != chosen)).then(timings[a].us.total_cmp(&timings[b].us)));
-    let of =
-        |index: usize| Measured::new(&plans[index], shard_rows, timings[index].us, timings[index].spread);
+    let of = |index: usize| measured(&plans[index], shard_rows, &timings[index]);
     Entry::new(key, order.into_iter().map(of).collect())
 }
 

@@ -33,6 +33,8 @@ fn plan(path: &str, us: f64) -> Measured {
         direction: "push".into(),
         delivery: (path == "fused").then(|| "relayed".into()),
         chunks_per_shard: 2,
+        order: "mesh:0-7".into(),
+        tile: (us < 205.0).then(|| "128x256".into()),
         us,
         spread: 0.013,
     }
@@ -104,7 +106,8 @@ fn a_winner_stays_unless_it_is_surely_slower() {
     let timing = |us: f64, noise: f64| {
         let sample =
             |index: usize| us * [1.0, 2.0, 1.3][index % 3] * (1.0 + noise * [0.0, 1.0, -1.0, 0.5][index % 4]);
-        Timing::of((0..16).map(sample).collect())
+        let all: Vec<f64> = (0..16).map(sample).collect();
+        Timing::of(all, (0..16).map(|index| [1.0, 2.0, 1.3][index % 3]).collect())
     };
     for (timings, incumbent, expected) in [
         (vec![timing(100.0, 0.0), timing(99.0, 0.0)], 0, 1),
@@ -215,7 +218,7 @@ fn what_is_no_cache_is_kept_aside() {
     let (entries, bytes) = original(&file);
     let text = String::from_utf8(bytes).unwrap();
     for (other, left) in [
-        (text.replace("\"version\": 1", "\"version\": 0"), 0),
+        (text.replace("\"version\": 2", "\"version\": 0"), 0),
         (text.replace("flux tuning cache", "other"), 0),
         ("#!/bin/sh\n".to_owned(), 0),
         (text.replace("207.4", "207.5"), 0),
@@ -239,12 +242,12 @@ fn what_is_no_cache_is_kept_aside() {
         [aside, second].iter().for_each(|aside| std::fs::remove_file(aside).unwrap());
     }
     // A newer program's file is left alone, and what is measured is known to the group.
-    let newer = text.replace("\"version\": 1", "\"version\": 2");
+    let newer = text.replace("\"version\": 2", "\"version\": 3");
     std::fs::write(&file, &newer).unwrap();
     let group = on_host(2, Some(file.clone()));
     [8, 16].iter().for_each(|&m| group.learn(&some_entry(m)));
     assert!([8, 16].iter().all(|&m| group.cache().get(&key(m)).is_some()));
-    assert!(Cache::write(&file, &entries).unwrap_err().to_string().contains("version 2"));
+    assert!(Cache::write(&file, &entries).unwrap_err().to_string().contains("version 3"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), newer);
     let error = Cache::write(folder.path(), &entries).unwrap_err();
     assert!(error.to_string().contains("not a file"), "{error}");

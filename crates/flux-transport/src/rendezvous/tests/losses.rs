@@ -57,6 +57,28 @@ fn whoever_ends_because_of_a_loss_is_not_taken_for_it() {
     }
 }
 
+/// Those who are told first leave, in good order, while rank 0 still tells the others: that is not what it takes for the reason.
+#[test]
+fn whoever_leaves_because_of_a_loss_is_not_taken_for_the_reason() {
+    for victim in (1..8).cycle().take(30) {
+        on_all_ranks(
+            8,
+            |_| (),
+            |group| {
+                group.barrier().unwrap();
+                match group.rank() {
+                    0 => assert_eq!(
+                        own_words(group.barrier().unwrap_err()),
+                        RendezvousError::Lost { rank: victim }
+                    ),
+                    rank if rank == victim => crash(group),
+                    _ => assert_eq!(eventually(|| group.lost_rank()), victim),
+                }
+            },
+        );
+    }
+}
+
 #[test]
 fn leaving_in_good_order_is_no_loss() {
     for leaver in 0..3 {
