@@ -6,6 +6,20 @@
 
 #include "element.cuh"
 
+// A tile leaves piece by piece: moves the sums of piece `next`, times `scale`, to where the first one's were, so that one copy
+// of what is done with a piece does for all. Registers have no index, and the driver would compile a copy for each. It always
+// writes there, also behind the last piece: what nobody reads any more needs no registers meanwhile.
+template <int kPieces, int kPieceSums, int kPiece = 1>
+DEVICE void bring_forward(float* sums, u32 next, float scale = 1.0f) {
+  if constexpr (kPiece + 1 < kPieces) {
+    if (next != kPiece) return bring_forward<kPieces, kPieceSums, kPiece + 1>(sums, next, scale);
+  }
+  if constexpr (kPiece < kPieces) {
+#pragma unroll
+    for (int j = 0; j < kPieceSums; ++j) sums[j] = sums[kPiece * kPieceSums + j] * scale;
+  }
+}
+
 // Where a thread's first sum lies in the whole matrix, and where its rows and columns end.
 struct Corner {
   u32 row, end_row, column, end_column;

@@ -25,6 +25,7 @@ DEVICE u32 parts_of(u32 blocks) { return blocks * C::kPiecesN * C::kGroups * 2; 
 
 // The whole warp: waits until the other sources' tiles of this block of rows are in their slots, or a wait has expired.
 DEVICE void await_slots(const GemmParams& p, const RowTile& tile, u32 entry, u32 lane) {
+#pragma unroll 1
   for (u32 source = lane; source < p.fold.sources; source += 32) {
     const u32 signal = source * p.fold.source_stride + tile.signal;
     if (source != p.fold.own) wait_for(p.wait, p.gates + 4ull * signal, p.fold.epoch, source, entry, signal);

@@ -35,9 +35,15 @@ struct Config {
   // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
   static const int kPieceN = PIECE_N;
   static const int kPieceBytes = 64 * kPieceN * 2;
-  static const int kPiecesN = kGroupN / kPieceN;
+  static const int kPiecesN = kGroupN / kPieceN, kPieces = kBlocksM * kPiecesN;
+  static const int kPieceSums = kPieceN / 2;  // accumulators of a thread
   static const int kBuffers = BUFFERS;
   static const int kSums = kGroupN / 2;  // accumulators of a thread for each block of 64 rows
+  // Whether a tile's first block of K is multiplied by code of its own: the loop is then shorter by a few instructions. With
+  // many sums they are nothing beside a multiplication, each copy of which takes the driver long to compile.
+  static const bool kPeels = kBlocksM * kSums <= 96;
+  // Whether tiles that need only be rounded leave by code of their own, which moves no sums.
+  static const bool kHasPlain = !ELEMENT::kScaled;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
   static const int kFewRegisters = kBlocksM * kSums > 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
@@ -95,12 +101,24 @@ DEVICE u32 entry_of(const HopperParams& p, u32 tile) {
 DEVICE const RowTile& row_tile_of(const HopperParams& p, u32 entry) {
   return ((const RowTile*)p.gemm.row_tiles)[entry >> 16];
 }
+
+// The first column of the tile that a warpgroup multiplies.
+DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
+  return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
+}
+
+// The first row in the tile of a warpgroup's piece, if each has so many times 64 rows.
+DEVICE u32 first_row_of(u32 piece, u32 blocks, u32 group) {
+  return (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64;
+}
+
 // A tile of at most half the rows takes half the time.
 DEVICE bool is_half(u32 rows) { return C::kBlocksM == 2 && rows <= C::kTileM / 2; }
 
 // The whole warp agrees: whether the signals of the tile's gate are up.
 DEVICE bool open_gate(const GemmParams& p, const RowTile& tile, u32 entry, u32 lane) {
   bool failed = false;
+#pragma unroll 1
   for (u32 signal = tile.gate_begin + lane; signal < tile.gate_end && !failed; signal += 32) {
     const u32 peer = tile.peer + (p.destination_count > 0 ? signal - tile.gate_begin : 0);
     failed = !wait_for(p.wait, p.gates + 4ull * signal, p.gate_epoch, peer, entry, signal);
@@ -124,6 +142,7 @@ DEVICE void load_half(u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, 
 // Fills a stage for each of the unit's blocks of K.
 template <typename LoadStage>
 DEVICE void fill(const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 bytes, LoadStage load_stage) {
+#pragma unroll (C::kTileM > 64 ? 1 : 4)  // as `#pragma unroll 1` elsewhere: what is compiled once loads sooner
   for (u32 block = unit.begin; block < unit.end; ++block, ring.next()) {
     const u32 stage = shared + Layout::kStages + ring.place * C::kStageBytes, full = shared + Layout::kFull + 8 * ring.place;
     barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
@@ -209,208 +228,80 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
 
 using Sums = float[C::kBlocksM][C::kSums];
 
-// Multiplies a unit's blocks of K, for kBlocks times 64 rows of each warpgroup.
-template <int kBlocks>
-DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 group,
-                     u32 lane) {
+// Begins to multiply a stage's block of K, for 64 rows of the warpgroup.
+DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, bool keep) {
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kRowBytes / 32; ++step) {
+    const u64 a_tile = tile_descriptor(a + 2 * step), b_tile = tile_descriptor(b + 2 * step);
+    Wgmma<ELEMENT, C::kGroupN>::multiply(sums, a_tile, b_tile, step > 0 || keep);
+  }
+  wgmma_commit();
+}
+
+// Multiplies a unit's blocks of K, for so many times 64 rows of each warpgroup.
+DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blocks, u32 shared, Ring<C::kStages>& ring,
+                     u32 group, u32 lane) {
   const u32 stages = shared + Layout::kStages;
-  const u32 first_a = (stages + (C::kSplitsN ? 0 : group * kBlocks * 64 * 128)) / 16;
+  const u32 first_a = (stages + (C::kSplitsN ? 0 : group * blocks * 64 * 128)) / 16;
   const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
-  auto multiply_block = [&](u32 keep) {
+  auto multiply_stage = [&](bool keep) {  // then the stage before is done; this one runs on
     barrier_wait(shared + Layout::kFull + 8 * ring.place, ring.lap);
     // The same in all lanes, and known to be so: the descriptors then stay in uniform registers.
     const u32 a = __shfl_sync(~0u, first_a + ring.place * (C::kStageBytes / 16), 0);
     const u32 b = __shfl_sync(~0u, first_b + ring.place * (C::kStageBytes / 16), 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < C::kRowBytes / 32; ++step) {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        const u64 a_tile = tile_descriptor(a + i * (64 * 128 / 16) + 2 * step), b_tile = tile_descriptor(b + 2 * step);
-        Wgmma<ELEMENT, C::kGroupN>::multiply(sums[i], a_tile, b_tile, step > 0 || keep);
-      }
+    multiply_block(sums[0], a, b, keep);
+    if (C::kBlocksM == 2 && blocks == 2) {
+      multiply_block(sums[C::kBlocksM - 1], a + 64 * 128 / 16, b, keep);
+      wgmma_wait<2>();
+    } else {
+      wgmma_wait<1>();
     }
-    wgmma_commit();
   };
-  multiply_block(0);  // by itself: in the loop, older assemblers would take the first overwriting for a hazard
-  u32 previous = ring.place;
-  ring.next();
+  u32 block = unit.begin, previous = ring.place;
+  if (C::kPeels) {
+    multiply_stage(false);
+    ring.next();
+    ++block;
+  }
 #pragma unroll 1
-  for (u32 block = unit.begin + 1; block < unit.end; ++block) {
-    multiply_block(1);
-    wgmma_wait<1>();  // the block before is done; this one runs on
-    release_stage(p, shared, previous, lane);
+  for (; block < unit.end; ++block) {
+    const bool keep = C::kPeels || block != unit.begin;
+    multiply_stage(keep);
+    if (keep) release_stage(p, shared, previous, lane);
     previous = ring.place;
     ring.next();
   }
   wgmma_wait<0>();
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) pin(sums[i]);
+  for (int i = 0; i < C::kBlocksM; ++i) pin(sums[i]);
   release_stage(p, shared, previous, lane);
 }
 
-#include "parts.cuh"
-
-// The first column of the tile that a warpgroup multiplies.
-DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
-  return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
-}
-
-// Scales, adds the bias, applies the activation, rounds, and hands the tile to the storer, piece by piece. A ReduceScatter has
-// neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
-template <int kBlocks>
-DEVICE void hand_over(const HopperParams& p, u32 tile, Sums& sums, bool kept, bool folded, u32 shared,
-                      Ring<C::kStages>& stages, Ring<C::kBuffers>& ring, u32 group, u32 warp, u32 lane) {
-  SlotStages slots{p, stages, shared, lane};
-#pragma unroll
-  for (int piece = 0; piece < kBlocks * C::kPiecesN; ++piece) {
-    const u32 buffer = group * C::kBuffers + ring.place;
-    barrier_wait(shared + Layout::kFree + 8 * buffer, ring.lap ^ 1);
-    if (kept) {
-      const u32 to = shared + Layout::kPieces + buffer * C::kPieceBytes, column = piece % C::kPiecesN * C::kPieceN;
-      float* d = &sums[piece / C::kPiecesN][column / 2];
-      if (ELEMENT::kScaled) {
-        const bool alike = is_one_scale(p.scales);  // then nothing need be looked up, nor is it
-        const u32 entry = load_global_4_or(p.gemm.order + 4ull * tile, p.is_row != 0 || alike, tile);
-        const u32 tile_row = load_global_4_or((u64)&row_tile_of(p, entry).row, alike, 0);
-        const u32 row = (C::kSplitsN ? 0 : group * kBlocks * 64) + piece / C::kPiecesN * 64 + 16 * warp + lane / 4;
-        const u32 first_column = first_column_of(p, entry, group) + column + 2 * (lane % 4);
-        scale<C::kPieceN / 8>(d, p.scales, {tile_row + row, p.gemm.m, first_column, p.gemm.n});
-      }
-      if (p.gemm.bias != 0) {
-        const u32 first_column = first_column_of(p, entry_of(p, tile), group);
-        add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + column + 2 * (lane % 4));
-      }
-      activate<C::kPieceN / 8>(d, p.gemm.activation);
-      if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
-      else lay_out<Result, C::kPieceN>(d, to, warp, lane);
-      if (folded) {
-        const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
-        add_slots(p, slots, part, to, first_column_of(p, entry_of(p, tile), group) + column, warp);
-      }
-    }
-    if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer, kept);
-    fence_shared_to_copies();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared + Layout::kReady + 8 * buffer);
-    ring.next();
-    if (!kept) break;  // one piece says that there are none
-  }
-  while (folded && slots.first < parts_of(kBlocks)) slots.leave();
-}
-
-template <int kBlocks>
-DEVICE void compute(const HopperParams& p, const Unit& unit, bool folded, u32 shared, Ring<C::kStages>& stages,
-                    Ring<C::kBuffers>& pieces, u32 group, u32 thread) {
-  Sums sums;
-  const u32 index = unit.tile + unit.part * p.split_tiles;
-#ifdef TRACE
-  barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
-#endif
-  if (thread == 0) trace(p, index, kTraceFirstStage + group);
-  multiply<kBlocks>(p, sums, unit, shared, stages, group, thread % 32);
-  if (thread == 0) trace(p, index, kTraceMultiplied + group);
-  const bool kept = unit.parts == 1 || gather_parts<kBlocks>(p, unit, sums, shared, group, thread);
-  hand_over<kBlocks>(p, unit.tile, sums, kept, folded, shared, stages, pieces, group, thread / 32, thread % 32);
-  if (thread == 0) trace(p, index, kTraceHandedOver + group);
-}
+#include "hand_over.cuh"
 
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kStages> stages;
   Ring<C::kBuffers> pieces;
-  u32 index = blockIdx.x;
-  if (index >= units(p)) return;
-  Unit unit = unit_at(p, index);
-  auto look_up_half = [&](const Unit& of) { return C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, of.tile)).rows); };
-  auto look_up_folded = [&](const Unit& of) { return is_folded(p.gemm, row_tile_of(p, entry_of(p, of.tile))); };
-  bool half = look_up_half(unit), folded = look_up_folded(unit);
-  while (true) {
-    // What comes next is looked up while this is multiplied.
-    index += gridDim.x;
-    const bool more = index < units(p);
-    const Unit next = unit_at(p, more ? index : 0);
-    const bool next_half = look_up_half(next), next_folded = look_up_folded(next);
-    if (C::kBlocksM == 2 && half) compute<1>(p, unit, folded, shared, stages, pieces, group, thread);
-    else compute<C::kBlocksM>(p, unit, folded, shared, stages, pieces, group, thread);
-    if (!more) break;
-    unit = next, half = next_half, folded = next_folded;
-  }
-}
-
-// What is behind the tile's last column.
-DEVICE u32 end_of(const HopperParams& p, u32 entry) { return min(p.gemm.n, ((entry & 0xffff) + 1) * tile_columns(p)); }
-
-// Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
-template <bool kScatters>
-DEVICE void store(const HopperParams& p, u32 shared, u32 group, u32 lane) {
-  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
-  Ring<C::kBuffers> ring;
-  bool dead = false;  // a wait has expired: what would be overwritten may still be in use
-  const bool makes_pairs = !kScatters && p.gemm.activation == Activation::swiglu;  // then C has half the columns
+  // Zeros that no tile needs. But where a tile's first multiplication overwrites what was never written, older assemblers take
+  // it for a hazard, and let none of them run beside another.
+  Sums sums = {};
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
-    const u32 entry = entry_of(p, unit_at(p, index).tile);
-    const RowTile& tile = row_tile_of(p, entry);  // looked up again where it is needed: registers are few
-    const bool half = is_half(tile.rows);
-    const u32 pieces = (half ? 1 : C::kBlocksM) * C::kPiecesN;
-    const u32 first_row = C::kSplitsN ? 0 : group * (half ? 64 : C::kGroupM);
-    const u32 first_column = first_column_of(p, entry, group);
-    const bool to_slots = kScatters && !is_folded(p.gemm, tile);
-    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateBegin);
-    if (to_slots) dead = dead || !open_gate(p.gemm, tile, entry, lane);
-    if (to_slots && lane == 0 && group == 0) trace(p, index, kTraceGateEnd);
-    const u32 first_free = shared + Layout::kFree + 8 * group * C::kBuffers;
-    Ring<C::kBuffers> leaving = ring;  // the piece whose buffer is to be freed next
-    bool kept = true;
-    u32 issued = 0;
-    for (; issued < pieces && kept; ++issued, ring.next()) {
-      const u32 buffer = group * C::kBuffers + ring.place;
-      barrier_wait(shared + Layout::kReady + 8 * buffer, ring.lap);
-      kept = load_shared_4(shared + Layout::kKept + 4 * buffer) != 0;
-      const u32 from = shared + Layout::kPieces + buffer * C::kPieceBytes;
-      const u32 row = first_row + issued / C::kPiecesN * 64;
-      const u32 column = first_column + issued % C::kPiecesN * C::kPieceN;
-      if (kept && !(to_slots && dead) && row < tile.rows && column < end_of(p, entry)) {
-        const u32 to_row = (kScatters ? tile.destination_row : tile.row) + row;
-        if (!to_slots && (p.by_rows || row + 64 > tile.rows)) {
-          const u32 rows = min(64u, tile.rows - row);
-          const u64 pitch = kScatters ? p.gemm.fold.ld_out : p.gemm.ldc;
-          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end_of(p, entry) / 2, lane);
-          else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end_of(p, entry), lane);
-          __syncwarp();
-        } else if (elect_one()) {
-          if (to_slots) {  // rows behind the tile's end are the slot's own, or clipped
-            const TensorMap* maps = (const TensorMap*)p.destination_maps + tile.destination;
-            for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, to_row);
-          } else {
-            store_box(&p.c, from, makes_pairs ? column / 2 : column, to_row);
-          }
-        }
-      }
-      if (elect_one()) {
-        store_box_commit();  // groups are counted, empty ones too
-        if ((int)issued >= kLag) {
-          store_box_wait_read<kLag>();
-          barrier_arrive(first_free + 8 * leaving.place);
-          leaving.next();
-        }
-      }
-    }
-    if (elect_one()) {
-      store_box_wait_read<0>();
-      for (u32 i = min(issued, (u32)kLag); i > 0; --i, leaving.next()) barrier_arrive(first_free + 8 * leaving.place);
-    }
-    if (to_slots) {
-      // The tile is there when both storers' pieces are.
-      if (elect_one()) store_box_wait(), fence_system();
-      if (lane == 0) trace(p, index, kTraceStored + group);
-      dead = named_barrier_or<2, 32 * C::kGroups>(dead);
-      if (kept && !dead && lane == 0 && group == 0 && count_tile(p.gemm, tile)) trace(p, index, kTraceSignal);
-    }
-    if (!to_slots && lane == 0) trace(p, index, kTraceStored + group);
-    __syncwarp();
+    const Unit unit = unit_at(p, index);
+    const u32 blocks = C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, unit.tile)).rows) ? 1 : C::kBlocksM;
+#ifdef TRACE
+    barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
+#endif
+    if (thread == 0) trace(p, index, kTraceFirstStage + group);
+    multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
+    if (thread == 0) trace(p, index, kTraceMultiplied + group);
+    Giver giver{pieces, shared, group, thread / 32, thread % 32};
+    hand_over(p, unit_at(p, afresh(index)), sums, blocks, stages, giver);
+    if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
-  if (elect_one()) store_box_wait();
 }
+
+#include "store.cuh"
 
 extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ Traced<HopperParams> p) {
   extern __shared__ u8 unaligned[];
@@ -437,8 +328,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
   if (group == 0) {
     give_registers<C::kFewRegisters>();
     if (warp == 0) load(p, shared, lane);
-    else if (warp <= C::kGroups && p.gemm.destination_count > 0) store<true>(p, shared, warp - 1, lane);
-    else if (warp <= C::kGroups) store<false>(p, shared, warp - 1, lane);
+    else if (warp <= C::kGroups) store(p, shared, warp - 1, lane);
   } else {
     take_registers<C::kManyRegisters>();
     consume(p, shared, group - 1, threadIdx.x % 128);

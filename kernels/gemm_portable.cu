@@ -197,27 +197,26 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
     copy_async_wait<0>();
     __syncthreads();
     if (threadIdx.x == 0) trace(p, index, kTraceMultiplied);
-#pragma unroll
-    for (int i = 0; i < C::kFragmentsM; ++i) {
-      const int row = warp_m * C::kWarpM + 16 * i + lane / 4;
+#pragma unroll 1
+    for (int i = 0; i < C::kFragmentsM; ++i, bring_forward<C::kFragmentsM, 4 * C::kFragmentsN>(sums[0][0], i)) {
+      float(&d)[C::kFragmentsN][4] = sums[0];
+      const int row = warp_m * C::kWarpM + 16 * i + lane / 4, column = warp_n * C::kWarpN + 2 * (lane % 4);
       if (ELEMENT::kScaled) {
 #pragma unroll
         for (int j = 0; j < C::kFragmentsN; ++j) {
 #pragma unroll
-          for (int s = 0; s < 4; ++s) sums[i][j][s] *= (float)ELEMENT::kUnit;
+          for (int s = 0; s < 4; ++s) d[j][s] *= (float)ELEMENT::kUnit;
         }
-        const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
-        scale<C::kFragmentsN>(sums[i][0], scales_of(params), {tile.row + row, tile.row + rows, column, p.n});
+        scale<C::kFragmentsN>(d[0], scales_of(params), {tile.row + row, tile.row + rows, first_column + column, p.n});
       }
       if (POLICY != rs) {  // who sums the slots adds the bias, once
-        const u32 column = first_column + warp_n * C::kWarpN + 2 * (lane % 4);
-        if (p.bias != 0) add_bias<Result, C::kFragmentsN>(sums[i][0], p, column);
-        activate<C::kFragmentsN>(sums[i][0], p.activation);
+        if (p.bias != 0) add_bias<Result, C::kFragmentsN>(d[0], p, first_column + column);
+        activate<C::kFragmentsN>(d[0], p.activation);
         if (p.activation == Activation::swiglu) {
 #pragma unroll
           for (int j = 0; j < C::kFragmentsN; ++j) {
             const u32 place = stages + row * C::kOutPitch + (warp_n * C::kWarpN + 8 * j) + 2 * (lane % 4);
-            const u32 rows = Result::round_pair(sums[i][j][0], sums[i][j][2]);
+            const u32 rows = Result::round_pair(d[j][0], d[j][2]);
             store_shared_2(place, (u16)rows);
             store_shared_2(place + 8 * C::kOutPitch, (u16)(rows >> 16));
           }
@@ -226,10 +225,9 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
       }
 #pragma unroll
       for (int j = 0; j < C::kFragmentsN; ++j) {
-        const int column = warp_n * C::kWarpN + 8 * j + 2 * (lane % 4);
-        const u32 place = stages + row * C::kOutPitch + column * 2;
-        store_shared_4(place, Result::round_pair(sums[i][j][0], sums[i][j][1]));
-        store_shared_4(place + 8 * C::kOutPitch, Result::round_pair(sums[i][j][2], sums[i][j][3]));
+        const u32 place = stages + row * C::kOutPitch + (column + 8 * j) * 2;
+        store_shared_4(place, Result::round_pair(d[j][0], d[j][1]));
+        store_shared_4(place + 8 * C::kOutPitch, Result::round_pair(d[j][2], d[j][3]));
       }
     }
     if (POLICY == rs) {

@@ -37,26 +37,22 @@ DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {
   }
 }
 
-// Copies a piece row by row, for what a box cannot do: rows that end where another shard begins, columns that end
-// in the piece, odd addresses. `end` is behind the last column.
+// Copies the first `rows` rows of a piece chunk by chunk, for what a box cannot do: rows that end where another shard begins,
+// columns that end in the piece, odd addresses. `end` is behind the last column. Who copies has few registers.
 template <int kColumns>
-DEVICE void store_rows(const GemmParams& p, u64 pitch, u32 from, u32 row, u32 rows, u32 column, u32 end,
-                       u32 lane) {
-  const u32 columns = min((u32)kColumns, end - column);
-  const u32 kChunks = kColumns / 8, chunk = lane % kChunks;
-  const bool aligned = ((p.c | 2 * pitch | 2 * column) & 15) == 0 && 8 * chunk + 8 <= columns;
+DEVICE void store_rows(const GemmParams& p, u64 pitch, u32 from, u32 row, u32 rows, u32 column, u32 end, u32 lane) {
+  const u32 kChunks = kColumns / 8;
 #pragma unroll 1
-  for (u32 r = lane / kChunks; r < rows; r += 32 / kChunks) {
-    u32 v[4];
-    load_shared_16(v, from + piece_place<kColumns>(r, chunk));
-    u16* to = (u16*)p.c + (row + r) * pitch + column + 8 * chunk;
-    if (aligned) {
-      store_global_16(to, v);
+  for (u32 i = lane; i < rows * kChunks; i += 32) {
+    const u32 chunk = i % kChunks, first = column + 8 * chunk, place = from + piece_place<kColumns>(i / kChunks, chunk);
+    const u64 to = p.c + 2 * ((row + i / kChunks) * pitch + first);
+    if ((to & 15) == 0 && first + 8 <= end) {
+      u32 v[4];
+      load_shared_16(v, place);
+      store_global_16((void*)to, v);
     } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (8 * chunk + j < columns) store_global_2(to + j, (u16)(v[j / 2] >> (16 * (j & 1))));
-      }
+#pragma unroll 1
+      for (u32 j = 0; j < 8 && first + j < end; ++j) store_global_2((u16*)to + j, load_shared_2(place + 2 * j));
     }
   }
 }

@@ -54,6 +54,7 @@ DEVICE bool is_last_of_block(const GemmParams& p, const RowTile& tile) {
 DEVICE bool count_tile(const GemmParams& p, const RowTile& tile) {
   if (!is_last_of_block(p, tile)) return false;
   fence_system();
+#pragma unroll 1
   for (u32 i = 0; i < p.destination_count; ++i) {
     const u64 signals = ((const Destination*)p.destinations)[tile.destination + i].signals;
     store_relaxed_system(signals + 4ull * tile.signal, p.epoch);

@@ -35,7 +35,7 @@ template <typename Params>
 DEVICE void trace_value(const Params& p, u32 index, u32 word, u64 value) {
 #ifdef TRACE
   const u64 records = static_cast<const Traced<Params>&>(p).records;
-  store_global_8(records + 8 * ((u64)index * kTraceWords + word), value);
+  store_global_8(records + 8 * ((u64)index * kTraceWords + afresh(word)), value);
 #endif
 }
 

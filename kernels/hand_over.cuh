@@ -1,0 +1,100 @@
+// How a tile leaves the registers of who multiplied it: piece by piece, rounded, to the storer.
+//
+// Of gemm_hopper.cu, behind its Unit and Sums.
+#pragma once
+
+#include "fold.cuh"
+#include "parts.cuh"
+
+// One of the two warpgroups, and its buffers for pieces.
+struct Giver {
+  Ring<C::kBuffers>& ring;
+  u32 shared, group, warp, lane;
+
+  DEVICE_METHOD u32 buffer() const { return group * C::kBuffers + ring.place; }
+  // Where the next piece is to be laid out, once what was there has left.
+  DEVICE_METHOD u32 await() const {
+    barrier_wait(shared + Layout::kFree + 8 * buffer(), ring.lap ^ 1);
+    return shared + Layout::kPieces + buffer() * C::kPieceBytes;
+  }
+  // The storer's turn; if not `kept`, there are no pieces.
+  DEVICE_METHOD void give(bool kept) {
+    if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer(), kept);
+    fence_shared_to_copies();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared + Layout::kReady + 8 * buffer());
+    ring.next();
+  }
+};
+
+// Whether a tile's sums need only be rounded, and there is code for that.
+DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
+  return C::kHasPlain && unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
+}
+
+// Hands a plain tile over. This, the way of most, is compiled for each piece: no sums are moved.
+DEVICE void hand_over_plain(Sums& sums, u32 blocks, Giver& giver) {
+#pragma unroll
+  for (int piece = 0; piece < C::kPieces; ++piece) {
+    if (piece == C::kPiecesN && blocks == 1) break;
+    lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, giver.await(), giver.warp, giver.lane);
+    giver.give(true);
+  }
+}
+
+// Scales unless it is `scaled`, adds the bias, applies the activation, rounds, and hands a piece over. A ReduceScatter has
+// neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
+DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool scaled, bool folded,
+                         SlotStages& slots, Giver& giver) {
+  const u32 warp = giver.warp, lane = giver.lane, group = giver.group, column = piece % C::kPiecesN * C::kPieceN;
+  const u32 entry = entry_of(p, tile), first_column = first_column_of(p, entry, group) + column;
+  if (ELEMENT::kScaled && !scaled) {
+    const u32 row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
+    scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, first_column + 2 * (lane % 4), p.gemm.n});
+  }
+  if (p.gemm.bias != 0) add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + 2 * (lane % 4));
+  activate<C::kPieceN / 8>(d, p.gemm.activation);
+  const u32 to = giver.await();
+  if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
+  else lay_out<Result, C::kPieceN>(d, to, warp, lane);
+  if (folded) {
+    const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
+    add_slots(p, slots, part, to, first_column, warp);
+  }
+  giver.give(true);
+}
+
+// Hands a tile over, or this block's part of one.
+DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Ring<C::kStages>& stages,
+                      Giver& giver) {
+  const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, unit.tile)));
+  if (is_plain(p, unit, folded)) return hand_over_plain(sums, blocks, giver);
+  SlotStages slots{p, stages, giver.shared, giver.lane};
+  const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
+  // One scale for all is applied as sums are brought forward: that is nothing more to do.
+  const bool scaled = ELEMENT::kScaled && unit.parts == 1 && is_one_scale(p.scales);
+  const float scale = scaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+  if (ELEMENT::kScaled) {
+#pragma unroll
+    for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] *= scale;
+  }
+  bool leaving = unit.parts > 1;  // a part's pieces leave for memory first, and again, summed, where the last part is
+#pragma unroll 1
+  for (u32 piece = 0; piece < pieces;) {
+    if (leaving) {
+      leave_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
+    } else {
+      if (unit.parts > 1) sum_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
+      finish_piece(p, unit.tile, sums[0], piece, blocks, scaled, folded, slots, giver);
+    }
+    bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece, scale);
+    if (leaving && piece == pieces) {
+      if (!is_last_part(p, unit, giver.shared, giver.group, thread)) {
+        giver.await();
+        return giver.give(false);
+      }
+      leaving = false, piece = 0;
+    }
+  }
+  while (folded && slots.first < parts_of(blocks)) slots.leave();
+}
