@@ -1,12 +1,14 @@
 //! The GEMM: tiles in the schedule's order, gated and scattered as on a GPU.
 
-use super::sum::sum_row;
+mod fold;
+
 use super::{Kernel, TILE, epilogue};
 use crate::trace::Record;
-use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, Scales, SumParams};
+use crate::{Activation, Destination, Element, GemmParams, Policy, RowTile, Scales};
 use bytemuck::Zeroable;
 use flux_memory::host::{self, now_ns};
 use flux_memory::{Address, WaitSite};
+use fold::Folded;
 use rayon::ThreadPool;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -31,22 +33,19 @@ impl Kernel for Gemm {
         let next = AtomicU32::new(0);
         let expired = AtomicBool::new(false);
         pool.broadcast(|thread| {
-            let mut worker = Worker::<E>::new(&self);
-            loop {
+            let mut worker = Worker::<E>::new(&self, thread.index());
+            let mut all = true;
+            while all && !expired.load(Ordering::Relaxed) {
                 let tile = next.fetch_add(1, Ordering::Relaxed);
-                if tile >= self.params.tiles || expired.load(Ordering::Relaxed) {
+                if tile >= self.params.tiles {
                     break;
                 }
                 // SAFETY: the caller's promise; `tile` is an entry of the order.
-                if !unsafe { worker.tile(tile) } {
-                    expired.store(true, Ordering::Relaxed);
-                }
-                if let Some(records) = self.records {
-                    let index = u32::try_from(thread.index()).unwrap_or(u32::MAX);
-                    let record = Record { block: index, sm: index, ..worker.record };
-                    // SAFETY: the caller's promise; nobody else writes this tile's record.
-                    unsafe { records.as_ptr::<Record>().add(tile as usize).write(record) };
-                }
+                all = unsafe { worker.tile(tile) };
+            }
+            // SAFETY: the caller's promise.
+            if !all || !unsafe { worker.sum_deferred() } {
+                expired.store(true, Ordering::Relaxed);
             }
         });
     }
@@ -66,13 +65,16 @@ struct Worker<'a, E: Element> {
     c: Vec<f32>,
     bias: Vec<f32>,
     rounded: Vec<E::Result>,
-    traced: bool,
+    deferred: Vec<Folded<E>>,
+    thread: u32,
+    /// Where the records go, if somebody wants them.
+    records: Option<Address>,
     /// When what happened to the tile at hand.
     record: Record,
 }
 
 impl<'a, E: Element> Worker<'a, E> {
-    fn new(gemm: &'a Gemm) -> Self {
+    fn new(gemm: &'a Gemm, thread: usize) -> Self {
         let k = gemm.params.k as usize;
         Self {
             policy: gemm.policy,
@@ -86,14 +88,28 @@ impl<'a, E: Element> Worker<'a, E> {
             c: vec![0.0; TILE.rows * TILE.columns],
             bias: vec![0.0; TILE.columns],
             rounded: vec![E::Result::zeroed(); TILE.columns],
-            traced: gemm.records.is_some(),
+            deferred: Vec::new(),
+            thread: u32::try_from(thread).unwrap_or(u32::MAX),
+            records: gemm.records,
             record: Record::default(),
         }
     }
 
     /// The time for the record, if somebody wants it.
     fn now(&self) -> u64 {
-        if self.traced { now_ns() } else { 0 }
+        if self.records.is_some() { now_ns() } else { 0 }
+    }
+
+    /// Leaves the record of an entry of the order.
+    ///
+    /// # Safety
+    /// As for [`Gemm`].
+    unsafe fn leave(&self, index: u32, record: Record) {
+        if let Some(records) = self.records {
+            let record = Record { block: self.thread, sm: self.thread, ..record };
+            // SAFETY: the caller's promise; nobody else writes this tile's record.
+            unsafe { records.as_ptr::<Record>().add(index as usize).write(record) };
+        }
     }
 
     /// Computes one entry of the order; false if a wait expired.
@@ -134,11 +150,12 @@ impl<'a, E: Element> Worker<'a, E> {
                 self.finish(rows, first_column, columns);
                 self.store(self.params.c, row_tile.row as usize, rows, first_column / sums, columns / sums);
                 self.record.stored[0] = self.now();
+                self.leave(index, self.record);
                 return true;
             }
             let fold = &self.params.fold;
             if fold.sources > 0 && row_tile.destination == fold.own {
-                return self.fold(&row_tile, entry, first_column, columns);
+                return self.fold_or_defer(Folded::new(self, index, row_tile, first_column, columns));
             }
             if !self.gate(&row_tile, entry) {
                 return false;
@@ -150,47 +167,8 @@ impl<'a, E: Element> Worker<'a, E> {
             if self.count(&row_tile) {
                 self.record.signal = self.now();
             }
+            self.leave(index, self.record);
         }
-        true
-    }
-
-    /// Sums the tile and the other sources' slots into C, when their signals are up; false if a wait expired.
-    ///
-    /// # Safety
-    /// As for [`Gemm`].
-    unsafe fn fold(&mut self, row_tile: &RowTile, entry: u32, first_column: usize, columns: usize) -> bool {
-        let GemmParams { fold, gates, wait, .. } = self.params;
-        self.record.gate_begin = self.now();
-        let all_up = (0..fold.sources).filter(|&source| source != fold.own).all(|source| {
-            let signal = source * fold.source_stride + row_tile.signal;
-            let word = gates.add(signal as usize * size_of::<u32>());
-            let site = WaitSite { peer: source, tile: entry, signal };
-            // SAFETY: the caller's promise.
-            unsafe { host::wait(wait, word, fold.epoch, site) }
-        });
-        self.record.gate_end = self.now();
-        if !all_up {
-            return false;
-        }
-        let sum = SumParams {
-            slots: fold.slots,
-            source_pitch: u64::from(fold.slot_rows) * self.params.ldc,
-            ld_slot: self.params.ldc,
-            out: self.params.c,
-            ld_out: fold.ld_out,
-            bias: fold.bias,
-            world_size: fold.sources,
-            ..SumParams::default()
-        };
-        for row in 0..row_tile.rows as usize {
-            let sums = &mut self.c[row * TILE.columns..][..columns];
-            let own = &mut self.rounded[..columns];
-            own.iter_mut().zip(&*sums).for_each(|(to, &sum)| *to = E::Result::round(sum));
-            let (row, own) = (row_tile.destination_row as usize + row, Some((fold.own as usize, &*own)));
-            // SAFETY: the caller's promise.
-            unsafe { sum_row::<E::Result>(&sum, row, first_column, sums, &mut self.bias, own) };
-        }
-        self.record.stored[0] = self.now();
         true
     }
 

@@ -9,4 +9,4 @@ mod wait;
 pub use clock::now_ns;
 pub use memory::is_available;
 pub use stream::{HostEvent, HostStream};
-pub use wait::wait;
+pub use wait::{is_up, wait};

@@ -1,4 +1,4 @@
-//! The bounded wait of the host backend: what `kernels/wait.cuh` does on a GPU.
+//! The bounded wait of the host backend: what `kernels/signals.cuh` does on a GPU.
 
 use crate::{Address, Fault, WaitBound, WaitSite, reached};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,6 +34,15 @@ pub unsafe fn wait(bound: &WaitBound, signal: Address, wanted: u32, site: WaitSi
         if turn < 16 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
     }
     false
+}
+
+/// Whether the signal at `signal` has reached `wanted`: a wait would end at once, and well.
+///
+/// # Safety
+/// `signal` is a live, 4-byte aligned word of the host backend.
+pub unsafe fn is_up(signal: Address, wanted: u32) -> bool {
+    // SAFETY: the caller's promise. Acquire: as in [`wait`].
+    reached(unsafe { atomic(signal) }.load(Ordering::Acquire), wanted)
 }
 
 /// # Safety
