@@ -216,3 +216,13 @@ pub fn names_in(folder: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Which of TERM, INT and HUP the processes that are started here can be ended by: what this process ignores, as under `nohup` or in a
+/// shell's background, they ignore, too.
+pub fn heeded_signals() -> Vec<&'static str> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    let heeded = |(signal, number): (_, u32)| (ignored >> (number - 1) & 1 == 0).then_some(signal);
+    [("TERM", 15), ("INT", 2), ("HUP", 1)].into_iter().filter_map(heeded).collect()
+}

@@ -118,7 +118,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
         replace(&path, b"whole").unwrap();
-        for signal in ["TERM", "INT", "HUP"] {
+        for signal in flux_tests::launch::heeded_signals() {
             let mut child = Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", "files::tests::a_signal_leaves_no_half_written_file", "--nocapture"]);
             let mut child =

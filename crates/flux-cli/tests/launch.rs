@@ -141,7 +141,7 @@ fn what_a_rank_leaves_running_is_not_waited_for() {
 
 #[test]
 fn signals_are_passed_on() {
-    for signal in ["INT", "TERM", "HUP"] {
+    for signal in flux_tests::launch::heeded_signals() {
         let script =
             format!("trap 'echo got {signal}; exit 0' {signal}; echo ready; while :; do sleep 0.05; done");
         let (mut child, mut stdout) = start(&mut launch(&["-n", "2"], &script));
