@@ -212,7 +212,11 @@ impl<'a, E: Element> Bench<'a, E> {
     fn shape(&self, shape: Shape, bar: &ProgressBar) -> Result<Row, Error> {
         let gemm = self.op.whole(shape, self.sharing);
         let whole = self.op.whole(shape, self.group.world_size());
-        let solo_op = AgGemm::new(&self.solo, OpSpec::new(gemm.n, gemm.k, gemm.m, E::DTYPE))?;
+        let mut spec = OpSpec::new(gemm.n, gemm.k, gemm.m, E::DTYPE);
+        if !self.op.communicates() {
+            self.arguments.group.apply_to(&mut spec); // elsewhere it is what others are measured against
+        }
+        let solo_op = AgGemm::new(&self.solo, spec)?;
         let solo = self.place(&self.solo, &solo_op, gemm)?;
         let operands;
         let expected = Expected::new(&self.a, &self.b, gemm);
