@@ -233,6 +233,9 @@ const MEMORY_BYTES: u64 = 2400;
 const TILE_CYCLES: u64 = 1500;
 /// Cycles that each piece takes that a warpgroup hands over.
 const PIECE_CYCLES: u64 = 250;
+/// Cycles that a launch in pairs takes longer than one of blocks by themselves, which come while the GEMM before still computes
+/// (measured: 900 to 3,700).
+const PAIR_CYCLES: f64 = 1000.0;
 /// Cycles that a part of a tile costs beyond its share of the multiplications and the exchange of its sums: two trips to
 /// memory and back, and the tile that is not begun meanwhile (fitted).
 const PART_CYCLES: u64 = 9000;
@@ -271,7 +274,8 @@ pub(crate) fn ways(
                 columns: u32::try_from(candidate.kernel_columns).unwrap_or(u32::MAX),
             },
         };
-        Some((tiling, estimate.cycles))
+        let pair_cycles = if candidate.sharing == Sharing::None { 0.0 } else { PAIR_CYCLES };
+        Some((tiling, estimate.cycles + pair_cycles))
     };
     let narrowed =
         |candidate: Candidate| std::iter::once(candidate).chain(candidate.narrowed(problem, blocks.max(1)));

@@ -9,25 +9,33 @@ use crate::{Delivery, Direction, Path, Result, TileShape};
 use flux_swizzle::{Collective, Pattern, Schedule, Shards};
 use serde::{Deserialize, Serialize};
 
-/// Fitted to 640 medians of `flux bench` (all operations and ways, 2 and 4 ranks on 2 cores at 2.6 GHz with AVX-512, the layers of its
-/// defaults), from which they are 16 % away on average. On other machines all grow and shrink, and their proportions less.
+/// Fitted to 1,300 medians of `flux tune --check` (all operations and ways, 2 and 4 ranks on 2 idle cores at 2.6 GHz with AVX-512, the
+/// layers of its defaults), from which they are 12 % away on average. On other machines all grow and shrink, and their proportions less.
 ///
 /// What a row of tiles takes for each element of the weight, which is widened and packed for it, in ns.
-const SWEEP_NS: f64 = 0.72;
+const SWEEP_NS: f64 = 0.52;
 /// What a multiplication and addition takes, in ns.
-const MULTIPLY_NS: f64 = 0.0176;
+const MULTIPLY_NS: f64 = 0.015;
 /// What a launch takes, in µs.
-const LAUNCH_US: f64 = 18.5;
+const LAUNCH_US: f64 = 34.0;
 /// What a stream takes for anything that is enqueued on it, in µs.
-const STEP_US: f64 = 5.5;
+const STEP_US: f64 = 1.0;
 /// What it takes until all ranks have seen that all have come so far, in µs.
 const MEETING_US: f64 = 42.0;
 /// What copying a byte takes, in ns.
-const COPY_NS: f64 = 0.079;
-/// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each. (Fitted to one-shot calls apart.)
-const STORE_NS: f64 = 0.8;
+const COPY_NS: f64 = 0.16;
+/// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each.
+const STORE_NS: f64 = 0.15;
 /// What summing a byte of the slots takes, in ns.
-const SUM_NS: f64 = 0.62;
+const SUM_NS: f64 = 0.5;
+// Where each rank has cores to itself:
+/// By how much longer an AllGather's GEMM takes beside its copies, whose streams' threads take them away now and then.
+const GATED: f64 = 1.08;
+/// Meetings of a fused GEMM whose rows are pushed: the peers have read what was there.
+const PUSHED_MEETINGS: f64 = 0.4;
+/// Meetings of tiles that go straight to their owners, where some ranks own none: these would otherwise run ahead by calls.
+const OWNERLESS_MEETINGS: f64 = 3.0;
+
 /// Rows that are multiplied at once, whether there are as many or fewer.
 const ROWS_AT_ONCE: usize = 8;
 
@@ -94,6 +102,11 @@ impl HostModel {
         Ok(all_us / real(threads.min(self.cores).max(1)) + meetings * MEETING_US)
     }
 
+    /// Whether each rank has cores to itself.
+    const fn has_cores_for(&self, layer: &Layer) -> bool {
+        layer.world_size <= self.cores
+    }
+
     /// The GEMM of each rank, of so many rows each that tiles do not straddle.
     fn gemm(&self, work: &mut Work, layer: &Layer, shards: impl Iterator<Item = usize>) {
         let (n, k) = layer.of_rank();
@@ -121,8 +134,12 @@ impl HostModel {
         let (ranks, bytes) = (real(layer.world_size), real(shards.total()) * real(layer.row_bytes()));
         self.gemms(work, layer, shards, plan.path);
         work.copied_bytes += bytes * (ranks - 1.0);
-        work.meetings += if plan.path == Path::Fused { 1.0 } else { 2.0 };
         let pulls = plan.direction == Direction::Pull;
+        work.meetings += if plan.path == Path::Fused { 1.0 } else { 2.0 };
+        if plan.path == Path::Fused && self.has_cores_for(layer) {
+            work.meetings += if pulls { 0.0 } else { PUSHED_MEETINGS };
+            (work.sweeps, work.multiplications) = (work.sweeps * GATED, work.multiplications * GATED);
+        }
         if pulls || plan.path == Path::Unfused {
             work.copied_bytes += bytes; // each rank's own rows
             work.steps += ranks;
@@ -162,6 +179,11 @@ impl HostModel {
                 work.meetings += 1.0;
                 let moves = real(chunks(shards, plan.chunk_rows)) * (ranks - 1.0);
                 work.steps += moves * if plan.path == Path::Unfused { 2.0 } else { 3.0 };
+            } else if layer.op == OpKind::GemmRs
+                && shards.total() < layer.world_size
+                && self.has_cores_for(layer)
+            {
+                work.meetings += OWNERLESS_MEETINGS;
             }
             work.launches += if plan.path == Path::Fused { 0.0 } else { ranks };
             if layer.op == OpKind::GemmAr {

@@ -102,6 +102,16 @@ fn the_host_fuses_what_fills_tiles() {
             assert_eq!(explain.chosen.path, path, "{explain}");
         }
     }
+    // Where each rank has a core to itself, the copies of a fused AllGather take it away now and then.
+    for (op, m, n, k, path, delivery) in [
+        (OpKind::AgGemm, 1, 896, 512, Path::Fused, None),
+        (OpKind::AgGemm, 256, 896, 512, Path::Unfused, None),
+        (OpKind::GemmRs, 1, 512, 448, Path::Fused, Some(Delivery::Relayed)),
+        (OpKind::GemmRs, 512, 768, 768, Path::Fused, Some(Delivery::Direct)),
+    ] {
+        let explain = Planner::on((model(), &[]), op, &spec(n, k, m), 2).unwrap().explain(m).unwrap();
+        assert_eq!((explain.chosen.path, explain.chosen.delivery), (path, delivery), "{explain}");
+    }
     let explain =
         Planner::on((model(), &[]), OpKind::GemmRs, &spec(768, 1536, 512), 4).unwrap().explain(512).unwrap();
     let relayed = explain.candidates.iter().find(|of| of.plan.delivery == Some(Delivery::Relayed)).unwrap();
