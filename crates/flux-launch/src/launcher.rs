@@ -9,7 +9,7 @@ use crate::{
 };
 use flux_memory::{Address, Device, Stream};
 use flux_swizzle::TileShape;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 use std::sync::Arc;
 
 /// Rows of tiles that host threads sweep together: neighbours share the rows of B that a thread has widened.
@@ -69,6 +69,7 @@ impl Launcher {
                 _ => false,
             };
             let sharing = devices.iter().filter(|other| same(other)).count();
+            let place = devices[..index].iter().filter(|other| same(other)).count();
             let first = devices.iter().position(same).unwrap_or(index);
             let kind = match device {
                 Device::Cuda(gpu) => {
@@ -80,22 +81,11 @@ impl Launcher {
                     let scratch = kernels.has_hopper().then(room).transpose()?;
                     Kind::Cuda { kernels, scratch }
                 }
-                Device::Host => Kind::Host(Self::threads(sharing)?),
+                Device::Host => Kind::Host(host::threads::of_rank(place, sharing)?),
             };
             launchers.push(Arc::new(Self(kind)));
         }
         Ok(launchers)
-    }
-
-    fn threads(sharing: usize) -> Result<Arc<ThreadPool>> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / sharing).max(1);
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("flux-gemm-{index}"))
-            .build()
-            .map_err(|error| Error::NoThreads { threads, reason: error.to_string() })?;
-        Ok(Arc::new(pool))
     }
 
     /// The tile that a GEMM is cut into if nothing speaks for another: what chunks and the choice of way go by.

@@ -6,6 +6,7 @@ mod epilogue;
 mod gemm;
 pub(crate) mod push;
 pub(crate) mod sum;
+pub(crate) mod threads;
 
 pub(crate) use gemm::Gemm;
 

@@ -29,8 +29,9 @@ const STORE_NS: f64 = 0.15;
 /// What summing a byte of the slots takes, in ns.
 const SUM_NS: f64 = 0.5;
 // Where each rank has cores to itself:
-/// By how much longer an AllGather's GEMM takes beside its copies, whose streams' threads take them away now and then.
-const GATED: f64 = 1.08;
+/// By how much longer a fused GEMM takes than one that waits for nobody: what copies for it takes its core away now and then, and it goes
+/// no faster than the slowest rank. (Not seen in an AllReduce.)
+const GATED: f64 = 1.15;
 /// Meetings of a fused GEMM whose rows are pushed: the peers have read what was there.
 const PUSHED_MEETINGS: f64 = 0.4;
 /// Meetings of tiles that go straight to their owners, where some ranks own none: these would otherwise run ahead by calls.
@@ -127,6 +128,9 @@ impl HostModel {
             Path::Chunked => rows().for_each(|rows| self.gemm(work, layer, std::iter::once(rows))),
             _ => self.gemm(work, layer, std::iter::once(shards.total())),
         }
+        if path == Path::Fused && layer.op != OpKind::GemmAr && self.has_cores_for(layer) {
+            (work.sweeps, work.multiplications) = (work.sweeps * GATED, work.multiplications * GATED);
+        }
     }
 
     fn gather_and_multiply(&self, work: &mut Work, layer: &Layer, shards: &Shards, plan: &Plan) {
@@ -136,9 +140,8 @@ impl HostModel {
         work.copied_bytes += bytes * (ranks - 1.0);
         let pulls = plan.direction == Direction::Pull;
         work.meetings += if plan.path == Path::Fused { 1.0 } else { 2.0 };
-        if plan.path == Path::Fused && self.has_cores_for(layer) {
-            work.meetings += if pulls { 0.0 } else { PUSHED_MEETINGS };
-            (work.sweeps, work.multiplications) = (work.sweeps * GATED, work.multiplications * GATED);
+        if plan.path == Path::Fused && !pulls && self.has_cores_for(layer) {
+            work.meetings += PUSHED_MEETINGS;
         }
         if pulls || plan.path == Path::Unfused {
             work.copied_bytes += bytes; // each rank's own rows

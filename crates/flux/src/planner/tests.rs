@@ -107,7 +107,7 @@ fn the_host_fuses_what_fills_tiles() {
         (OpKind::AgGemm, 1, 896, 512, Path::Fused, None),
         (OpKind::AgGemm, 256, 896, 512, Path::Unfused, None),
         (OpKind::GemmRs, 1, 512, 448, Path::Fused, Some(Delivery::Relayed)),
-        (OpKind::GemmRs, 512, 768, 768, Path::Fused, Some(Delivery::Direct)),
+        (OpKind::GemmRs, 256, 512, 462, Path::Unfused, None),
     ] {
         let explain = Planner::on((model(), &[]), op, &spec(n, k, m), 2).unwrap().explain(m).unwrap();
         assert_eq!((explain.chosen.path, explain.chosen.delivery), (path, delivery), "{explain}");
