@@ -36,6 +36,8 @@ const GATED: f64 = 1.15;
 const PUSHED_MEETINGS: f64 = 0.4;
 /// Meetings of tiles that go straight to their owners, where some ranks own none: these would otherwise run ahead by calls.
 const OWNERLESS_MEETINGS: f64 = 3.0;
+/// Where ranks share cores: meetings of partial sums that are pushed. Their owners free the slots when they get a core.
+const CROWDED_MEETINGS: f64 = 0.5;
 
 /// Rows that are multiplied at once, whether there are as many or fewer.
 const ROWS_AT_ONCE: usize = 8;
@@ -189,6 +191,9 @@ impl HostModel {
                 work.meetings += OWNERLESS_MEETINGS;
             }
             work.launches += if plan.path == Path::Fused { 0.0 } else { ranks };
+            if plan.path == Path::Unfused && plan.direction == Direction::Push && !self.has_cores_for(layer) {
+                work.meetings += CROWDED_MEETINGS;
+            }
             if layer.op == OpKind::GemmAr {
                 // The shards are gathered, and copied to where they are wanted.
                 work.copied_bytes += bytes * (ranks - 1.0) + bytes * ranks;
