@@ -21,11 +21,17 @@ use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, Result, Source, Topo
 /// Reads the text.
 pub(crate) fn read(text: &str) -> Result<Topology> {
     let lines: Vec<Line> = text.lines().enumerate().map(|(index, text)| Line::new(index + 1, text)).collect();
-    let Some((header_index, header)) =
-        lines.iter().enumerate().find_map(|(i, line)| Some((i, Header::read(line)?)))
-    else {
+    let mut found = None;
+    for (index, line) in lines.iter().enumerate() {
+        if let Some(header) = Header::read(line)? {
+            found = Some((index, header));
+            break;
+        }
+    }
+    let Some((header_index, header)) = found else {
         return Err(crate::file::unknown("no line begins with the columns GPU0 GPU1 …"));
     };
+    Topology::check_count(header.labels.iter().filter(|label| label.is_gpu()).count())?;
     let mut warnings = header.warnings.clone();
     let (rows, rest) = rows(&header, lines.get(header_index + 1..).unwrap_or_default(), &mut warnings)?;
     check_complete(&header, &rows, text, &mut warnings)?;

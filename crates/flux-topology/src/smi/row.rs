@@ -58,12 +58,27 @@ impl Row {
         let behind = line.tokens.get(used..).unwrap_or_default();
         let from = line.tokens.get(used - 1).map_or(0, |last| last.offset + last.text.len());
         let tail = Tail::read(line.text.get(from..).unwrap_or_default(), behind, header.has_numa);
+        // N/A and the like are not known; what has digits says something.
+        let wrong = |field: &str, what: &str| {
+            let begins = field.split_whitespace().next().unwrap_or_default();
+            let token = behind.iter().find(|token| token.text.starts_with(begins));
+            let reason = format!("{field:?} is no {what}; copy the row again, whole");
+            line.error(token.map_or(line.end_column(), |token| token.column), reason)
+        };
+        let says = |field: &Option<String>| {
+            field.clone().filter(|field| field.bytes().any(|byte| byte.is_ascii_digit()))
+        };
+        let cpus = says(&tail.cpus);
+        let cpus = cpus.map(|field| CpuList::parse(&field).ok_or_else(|| wrong(&field, "list of CPUs")));
+        let numa_node = says(&tail.numa);
+        let numa_node =
+            numa_node.map(|field| first_node(&field).ok_or_else(|| wrong(&field, "list of NUMA nodes")));
         Ok(Row {
             line: line.number,
             end_column: line.end_column(),
             cells,
-            cpus: tail.cpus.and_then(|text| CpuList::parse(&text)),
-            numa_node: tail.numa.as_deref().and_then(first_node),
+            cpus: cpus.transpose()?,
+            numa_node: numa_node.transpose()?,
             tail_fields: behind.len(),
         })
     }
