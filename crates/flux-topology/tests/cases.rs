@@ -270,7 +270,8 @@ fn other_texts() {
         ("GPU0 GPU1\nGPU0 X BUS\nGPU1 PIX X\n", "line 2, column 8: \"BUS\" stands where the cell for GPU1"),
         ("GPU0 GPU1\nGPU0 X PIX\nGPU0 X PIX\n", "line 3, column 1: a second row for GPU0"),
         ("GPU0 GPU1\nGPU0 X PIX\nGPU1 PIX X\nGPU2 X X\n", "line 4, column 1: a row for GPU2"),
-        ("GPU0 GPU1\nGPU0 PIX X\nGPU1 PIX X\n", "line 2"),
+        ("GPU0 GPU1\nGPU0 X  X\nGPU1 X X\n", "line 2, column 9: the cell for GPU1 in the row of GPU0 is X"),
+        ("GPU0 GPU1\nGPU0 PIX X\nGPU1 PIX X\n", "line 2, column 6: the cell for GPU0"),
         (
             "GPU0 GPU1 CPU Affinity\nGPU0 X NV12 0-5\nGPU1 NV12 X 0-5\nNIC0 SYS",
             "line 4, column 1: a row for NIC0",
@@ -341,6 +342,9 @@ fn other_xml() {
     assert!(Topology::parse(deep.as_bytes()).unwrap_err().to_string().contains("nested"));
 
     // What leads nowhere is passed over, and said; what leads to a CPU is as it should be.
+    let odd = "<system><cpu affinity=\"xyz\"><pci busid=\"1:0.0\" class=\"0x030200\"/></cpu></system>";
+    let odd = Topology::parse(odd.as_bytes()).unwrap();
+    assert!(odd.warnings().iter().any(|text| text.contains("line 1, column 9: the affinity \"xyz\"")));
     let links = "<system><cpu numaid=\"-1\"><pci busid=\"1:0.0\"><gpu dev=\"0\">\n<nvlink target=\"9:0.0\" count=\"4\" \
                  tclass=\"0x030200\"/><nvlink target=\"8:0.0\" count=\"1\" tclass=\"0x068001\"/></gpu></pci></cpu></system>";
     let links = Topology::parse(links.as_bytes()).unwrap();

@@ -74,7 +74,17 @@ fn find(system: &Element) -> Result<Found<'_>> {
         for child in &cpu.children {
             found.visit(child, &place)?;
         }
-        let cpus = cpu.get("affinity").and_then(CpuList::parse_mask);
+        let mask = cpu.get("affinity");
+        let cpus = mask.and_then(CpuList::parse_mask);
+        // A mask of zeros says that nobody knows.
+        if let Some(mask) =
+            mask.filter(|mask| cpus.is_none() && mask.contains(|sign| !matches!(sign, '0' | ',')))
+        {
+            found.warnings.push(format!(
+                "line {}, column {}: the affinity {mask:?} is no mask of CPUs, and is passed over",
+                cpu.at.line, cpu.at.column
+            ));
+        }
         found.gpus.iter_mut().skip(first).for_each(|gpu| gpu.device.cpus.clone_from(&cpus));
     }
     Ok(found)

@@ -150,10 +150,12 @@ fn build(
             let (there, back) = (cell(from, to), cell(to, from));
             let (Some(there), Some(back)) = (there, back) else { continue };
             if (from == to) != (there.kind == LinkKind::Local) {
-                let row = gpus.get(from).map_or((header.line, 1), |(_, row)| (row.line, row.end_column));
+                let place = |row: &Row| Some((row.line, *row.columns.get(gpus.get(to)?.0)?));
+                let (line, column) =
+                    gpus.get(from).and_then(|(_, row)| place(row)).unwrap_or((header.line, 1));
                 let reason =
                     format!("the cell for GPU{to} in the row of GPU{from} is {there}; X is for a GPU itself");
-                return Err(Error::BadMatrix { line: row.0, column: row.1, reason });
+                return Err(Error::BadMatrix { line, column, reason });
             }
             // One wire cannot be of two kinds: the worse of the two is the safe one.
             let nearer =

@@ -12,6 +12,8 @@ pub(crate) struct Row {
     pub(crate) end_column: usize,
     /// In the order of the header's devices.
     pub(crate) cells: Vec<Link>,
+    /// The column of each cell, or of the word that it is stuck in.
+    pub(crate) columns: Vec<usize>,
     pub(crate) cpus: Option<CpuList>,
     pub(crate) numa_node: Option<u32>,
     /// How many fields follow the cells.
@@ -22,7 +24,7 @@ impl Row {
     /// Cells that are stuck together are taken apart, and noted in `glued` with their line and column.
     pub(crate) fn read(header: &Header, line: &Line, glued: &mut Vec<(usize, usize, String)>) -> Result<Row> {
         let wanted = header.labels.len();
-        let mut cells: Vec<Link> = Vec::new();
+        let (mut cells, mut columns): (Vec<Link>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut used = 1;
         for token in line.tokens.iter().skip(1) {
             if cells.len() >= wanted {
@@ -44,6 +46,7 @@ impl Row {
             if found.len() > 1 {
                 glued.push((line.number, token.column, token.text.clone()));
             }
+            columns.extend(found.iter().map(|_| token.column));
             cells.extend(found);
             used += 1;
         }
@@ -77,6 +80,7 @@ impl Row {
             line: line.number,
             end_column: line.end_column(),
             cells,
+            columns,
             cpus: cpus.transpose()?,
             numa_node: numa_node.transpose()?,
             tail_fields: behind.len(),
