@@ -246,6 +246,7 @@ impl Topology {
         domains: &[Vec<usize>],
         groups: &[Vec<usize>],
     ) -> (&'static str, &'static str) {
+        let joins_meshes = domains.len() > 1 && domains.iter().all(|domain| self.is_mesh(domain));
         match order {
             CommunicationOrder::FullMesh => (
                 "each rank sends its shard to all peers, starting with the rank after itself, so that no two start \
@@ -259,15 +260,12 @@ impl Topology {
                 "tiles for the next rank in the ring are computed first, and the own ones last; each rank's partial sums go \
                  straight to the rank that owns the rows, which adds them in rank order",
             ),
-            CommunicationOrder::TwoLevel
-                if domains.len() > 1 && domains.iter().all(|domain| self.is_mesh(domain)) =>
-            {
-                (
-                    "transfers over the network start first; each shard that arrives is handed on to all GPUs that NVLink \
+            CommunicationOrder::TwoLevel if joins_meshes => (
+                "transfers over the network start first; each shard that arrives is handed on to all GPUs that NVLink \
                  connects, while the next one travels",
-                    "tiles that cross the network are computed first, and cross it while the others are computed; each rank's partial sums go straight to the rank that owns the rows",
-                )
-            }
+                "tiles that cross the network are computed first, and cross it while the others are computed; each \
+                 rank's partial sums go straight to the rank that owns the rows",
+            ),
             CommunicationOrder::TwoLevel if domains.len() > 1 => (
                 "shards cross between NUMA nodes first; then they go on within each node, together with what comes from \
                  other machines",

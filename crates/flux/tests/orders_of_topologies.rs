@@ -80,7 +80,7 @@ impl Sketch {
         };
         let link = |from: usize, to: usize| {
             let ((host, node), (to_host, to_node)) = (places[from], places[to]);
-            let is_bridged = self.random[(from * to + from + to) % 64] % 3 == 0;
+            let is_bridged = self.random[(from * to + from + to) % 64].is_multiple_of(3);
             let nvlink = match self.fabric {
                 Fabric::Pcie | Fabric::Unknown => false,
                 Fabric::Bridges => host == to_host && is_bridged,

@@ -64,8 +64,11 @@ fn order(choice: &OrderChoice) -> String {
         let _ = writeln!(text, "  as a ring: {}", joined(&choice.sequence, "-"));
     }
     if let Some(ring) = &choice.strongest_ring {
-        let ring: Vec<String> = ring.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "  a ring with the most NVLinks at every step: {}", ring.join("-"));
+        let ring = ranges(ring.iter().copied());
+        let _ = writeln!(
+            text,
+            "  a ring with the most NVLinks at every step, which may be faster: --order ring:{ring}"
+        );
     }
     let _ = writeln!(
         text,
