@@ -16,10 +16,10 @@ pub(crate) enum Described {
 }
 
 impl Described {
-    /// By a name that `flux sim` or `flux topo` knows, in this order; else of a file.
+    /// By a name that `flux sim` or `flux topo` knows, in this order, other names of a machine resolved first; else of a file.
     pub(crate) fn new(preset: Option<&str>, file: Option<&Path>) -> Result<Option<Self>, Error> {
         Ok(match (preset, file) {
-            (Some(name), _) => Some(match Machine::preset(name, 1) {
+            (Some(name), _) => Some(match Machine::preset(Topology::preset_name(name).unwrap_or(name), 1) {
                 Ok(machine) => Self::Known(Box::new(machine)),
                 Err(_) => {
                     let unknown = |_| Error::NoMachine { name: name.to_owned() };
@@ -67,7 +67,7 @@ impl Described {
                 Ok(Machine::new(machine.name(), node, times)?.into())
             }
             Self::Topology(name, topology) => {
-                let of_first = topology.devices().iter().filter(|device| device.host == 0).count();
+                let of_first = topology.domains().first().map_or(0, Vec::len);
                 let (gpus, times) = machines(ranks, of_first)?;
                 Ok(machine_of((name, topology), Some(gpus), times)?)
             }
@@ -81,5 +81,74 @@ fn machines(ranks: usize, gpus: usize) -> Result<(usize, usize), Error> {
         _ if ranks <= gpus => Ok((ranks, 1)),
         _ if gpus > 0 && ranks.is_multiple_of(gpus) => Ok((gpus, ranks / gpus)),
         _ => Err(Error::NotWholeMachines { ranks, gpus }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux::{Order, Pattern};
+    use std::collections::BTreeMap;
+
+    /// The machines that the simulator and `flux topo` both know, by all of their names.
+    fn known_to_both() -> Vec<(&'static str, &'static str)> {
+        let both = Machine::presets().filter(|name| Topology::preset_name(name) == Some(*name));
+        let both: Vec<_> = both.collect();
+        assert!(both.len() > 10, "{both:?}");
+        both.into_iter()
+            .flat_map(|first| Topology::preset_aliases(first).chain([first]).map(move |name| (name, first)))
+            .collect()
+    }
+
+    #[test]
+    fn topo_and_sim_say_the_same_order() {
+        for ((name, _), nodes) in known_to_both().into_iter().flat_map(|names| [(names, 1), (names, 2)]) {
+            let topology = Topology::preset(name).unwrap().replicated(nodes).unwrap();
+            let order: Order = topology.order().argument().parse().unwrap();
+            let topo = order.given(topology.device_count()).unwrap().unwrap();
+            let sim = Described::new(Some(name), None).unwrap().unwrap().times(nodes, None).unwrap();
+            let as_text = |pattern: &Pattern| pattern.to_string();
+            assert_eq!(sim.orders.first().map(as_text), Some(as_text(&topo)), "{name}, {nodes} nodes");
+            // And so it is if the topology comes from a file.
+            let read = machine_of((name, &topology), None, 1).unwrap();
+            assert_eq!(read.orders.first(), Some(&topo), "{name}, {nodes} nodes");
+            assert_eq!((read.machine.gpus(), read.machine.nodes()), (sim.machine.gpus(), nodes), "{name}");
+        }
+    }
+
+    /// What the simulator has measured constants for is connected as `flux topo` says.
+    #[test]
+    fn topo_and_sim_say_the_same_structure() {
+        for (name, first) in known_to_both() {
+            let Some(Described::Known(own)) = Described::new(Some(name), None).unwrap() else {
+                panic!("{name} is none of the simulator's");
+            };
+            assert_eq!(own.name(), first);
+            let shown = machine_of((name, &Topology::preset(name).unwrap()), None, 1).unwrap().machine;
+            let (own, shown) = (own.node(), shown.node());
+            assert_eq!((own.gpus, &own.numa), (shown.gpus, &shown.numa), "{name}");
+            assert_eq!(own.nvswitch_gb_per_s.is_some(), shown.nvswitch_gb_per_s.is_some(), "{name}");
+            let bridges = |node: &flux_sim::Node| -> BTreeMap<(usize, usize), String> {
+                node.bridges
+                    .iter()
+                    .map(|&(a, b, rate)| ((a.min(b), a.max(b)), format!("{rate:.1}")))
+                    .collect()
+            };
+            assert_eq!(bridges(own), bridges(shown), "{name}");
+            assert_eq!(own.gpu.name, shown.gpu.name, "{name}");
+        }
+    }
+
+    #[test]
+    fn racks_are_cut_by_domain() {
+        let racks = Described::new(Some("gb200-nvl72"), None).unwrap().unwrap();
+        let topology = Topology::preset("gb200-nvl72").unwrap().replicated(2).unwrap();
+        let read = Described::Topology("two racks".to_owned(), Box::new(topology));
+        for described in [racks, read] {
+            let found = described.of_ranks(Some(144)).unwrap().machine;
+            assert_eq!((found.node().gpus, found.nodes()), (72, 2));
+            let part = described.of_ranks(Some(8)).unwrap().machine;
+            assert_eq!((part.node().gpus, part.nodes()), (8, 1));
+        }
     }
 }

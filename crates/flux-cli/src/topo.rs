@@ -40,8 +40,12 @@ pub(crate) fn run(arguments: &TopoArguments) -> Result<(), Error> {
 }
 
 fn list() -> Result<(), Error> {
-    let words = |name| Topology::preset_in_words(name).unwrap_or_default();
-    Topology::presets().try_for_each(|name| print(format_args!("  {name:20} {}", words(name))))
+    Topology::presets().try_for_each(|name| {
+        let words = Topology::preset_in_words(name).unwrap_or_default();
+        let aliases: Vec<_> = Topology::preset_aliases(name).collect();
+        let also = if aliases.is_empty() { String::new() } else { format!(" (also {})", aliases.join(", ")) };
+        print(format_args!("  {name:20} {words}{also}"))
+    })
 }
 
 pub(crate) fn read(path: &Path) -> Result<Topology, Error> {

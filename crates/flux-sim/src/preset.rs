@@ -64,11 +64,6 @@ fn pcie(gpu: Gpu, numa: &[usize], numa_gb_per_s: f64) -> Node {
     }
 }
 
-/// The pairs of an island, each with so many GB/s.
-fn all_pairs(gpus: std::ops::Range<usize>, gb_per_s: f64) -> impl Iterator<Item = (usize, usize, f64)> {
-    gpus.clone().flat_map(move |a| (a + 1..gpus.end).map(move |b| (a, b, gb_per_s)))
-}
-
 impl Machine {
     /// `nodes` machines of that name; [`presets`](Machine::presets) lists the names.
     pub fn preset(name: &str, nodes: usize) -> Result<Machine> {
@@ -88,21 +83,30 @@ impl Machine {
             "8xl20-numa-3-5" => {
                 Node { pcie_gb_per_s: PCIE_4_INTEL, ..pcie(Gpu::L20, &[3, 5], SOCKETS_SAPPHIRE_RAPIDS) }
             }
-            // The driver offers no access between these: copies go through the host, at about half of the rate.
-            "4x4090" => Node { pcie_gb_per_s: PCIE_4 / 2.0, ..pcie(Gpu::RTX4090, &[2, 2], SOCKETS_LATER) },
+            // One socket. The driver offers no access between these: copies go through the host, at about half of the rate.
+            "4x4090" => Node { pcie_gb_per_s: PCIE_4 / 2.0, ..pcie(Gpu::RTX4090, &[4], SOCKETS_LATER) },
             "dgx-1-v100" => {
-                // Two quads, all to all, and each GPU to its partner in the other quad; some of these links are double.
-                let mut bridges: Vec<_> =
-                    all_pairs(0..4, A100_LINK).chain(all_pairs(4..8, A100_LINK)).collect();
-                bridges.extend((0..4).map(|gpu| (gpu, gpu + 4, 2.0 * A100_LINK)));
+                // The edges of a cube and the diagonals of two of its faces: two of the six links of each GPU go to each of two
+                // peers, one to each of two others.
+                const TWO: [(usize, usize); 8] =
+                    [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
+                const ONE: [(usize, usize); 8] =
+                    [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
+                let each = |pairs: [(usize, usize); 8], gb_per_s| pairs.map(|(a, b)| (a, b, gb_per_s));
+                let bridges = [each(TWO, 2.0 * A100_LINK), each(ONE, A100_LINK)].concat();
                 Node { bridges, pcie_gb_per_s: PCIE_4 / 2.0, nics: 4, ..pcie(Gpu::V100, &[4, 4], 10.0) }
             }
             "dgx-h100" => switched(Gpu::H100, 8, 18.0 * HOPPER_LINK, 8, 4.0 * NIC_100_GBIT),
             "8xh100-500w" => switched(Gpu::H100_500W, 8, 18.0 * HOPPER_LINK, 8, 4.0 * NIC_100_GBIT),
             "hgx-h800" => switched(Gpu::H800, 8, 8.0 * HOPPER_LINK, 8, 4.0 * NIC_100_GBIT),
             "hgx-h200" => switched(Gpu::H200, 8, 18.0 * H200_LINK, 8, 4.0 * NIC_100_GBIT),
-            "2xh200" => switched(Gpu::H200, 2, 18.0 * H200_LINK, 1, 4.0 * NIC_100_GBIT),
-            "gb200-nvl72" => switched(Gpu::B200, 72, 18.0 * BLACKWELL_LINK, 72, 4.0 * NIC_100_GBIT),
+            "2xh200" => {
+                Node { numa: vec![2], ..switched(Gpu::H200, 2, 18.0 * H200_LINK, 1, 4.0 * NIC_100_GBIT) }
+            }
+            "gb200-nvl72" => Node {
+                numa: vec![2; 36],
+                ..switched(Gpu::B200, 72, 18.0 * BLACKWELL_LINK, 72, 4.0 * NIC_100_GBIT)
+            },
             _ => return Err(Error::UnknownPreset { name: name.to_owned() }),
         };
         Machine::new(name, node, nodes)

@@ -1,7 +1,7 @@
 //! Patterns as text, for command lines and reports.
 //!
-//! `mesh:0-3`; `ring:0-7`; `ring:0-3/4-7`, the groups of a ring; `mesh:0-3+mesh:4-7`, nested parts. Ranks are numbers and ranges,
-//! separated by commas.
+//! `mesh:0-3`; `ring:0-7`; `ring:0-3/4-7`, the groups of a ring; `mesh:0-3+mesh:4-7`, nested parts, which stand in parentheses where
+//! they have parts themselves: `(mesh:0-1+mesh:2-3)+(mesh:4-5+mesh:6-7)`. Ranks are numbers and ranges, separated by commas.
 
 use crate::{MOST_RANKS, Pattern};
 use alloc::{string::String, vec::Vec};
@@ -31,11 +31,29 @@ impl FromStr for Pattern {
     type Err = BadPattern;
 
     fn from_str(text: &str) -> Result<Self, BadPattern> {
-        let mut parts = text.split('+').map(part).collect::<Result<Vec<_>, _>>()?;
-        match parts.len() {
-            1 => Ok(parts.remove(0)),
-            _ => Ok(Pattern::Nested(parts)),
-        }
+        nested(text, MOST_LEVELS)
+    }
+}
+
+/// Deeper than anything that is built: islands, machines, racks, rooms.
+const MOST_LEVELS: usize = 8;
+
+fn nested(text: &str, levels: usize) -> Result<Pattern, BadPattern> {
+    let inner = |text: &str| match text.strip_prefix('(').and_then(|text| text.strip_suffix(')')) {
+        Some(_) if levels == 0 => Err(BadPattern { part: text.into() }),
+        Some(text) => nested(text, levels - 1),
+        None => part(text),
+    };
+    let mut depth = 0i32;
+    // Those outside of all parentheses.
+    let joins = |sign: char| {
+        depth += i32::from(sign == '(') - i32::from(sign == ')');
+        sign == '+' && depth == 0
+    };
+    let mut parts = text.split(joins).map(inner).collect::<Result<Vec<_>, _>>()?;
+    match parts.len() {
+        1 => Ok(parts.remove(0)),
+        _ => Ok(Pattern::Nested(parts)),
     }
 }
 
@@ -127,12 +145,18 @@ mod tests {
             (Pattern::Ring(vec![vec![0, 2, 1], vec![5, 4, 3]]), "ring:0,2,1/5,4,3"),
             (Pattern::islands(&[2, 2]), "mesh:0-1+mesh:2-3"),
             (Pattern::nodes(2, &Pattern::two_level(&[2, 2])), "ring:0-1/2-3+ring:4-5/6-7"),
+            (
+                Pattern::Nested(vec![Pattern::islands(&[1, 1]), Pattern::Mesh(vec![2])]),
+                "(mesh:0+mesh:1)+mesh:2",
+            ),
+            (
+                Pattern::nodes(2, &Pattern::nodes(2, &Pattern::islands(&[1, 1]))),
+                "((mesh:0+mesh:1)+(mesh:2+mesh:3))+((mesh:4+mesh:5)+(mesh:6+mesh:7))",
+            ),
         ] {
             assert_eq!(pattern.to_string(), text);
             assert_eq!(text.parse(), Ok(pattern));
         }
-        let deep = Pattern::Nested(vec![Pattern::islands(&[1, 1]), Pattern::Mesh(vec![2])]);
-        assert_eq!(deep.to_string(), "(mesh:0+mesh:1)+mesh:2");
     }
 
     #[test]
@@ -148,6 +172,11 @@ mod tests {
             "mesh:0+",
             "ring:0-99999999",
             "ring:-1",
+            "(mesh:0",
+            "mesh:0)",
+            "()",
+            "(mesh:0+mesh:1)(mesh:2)",
+            &alloc::format!("{}mesh:0{}", "(".repeat(99_999), ")".repeat(99_999)),
         ] {
             let bad = text.parse::<Pattern>().unwrap_err();
             assert!(text.contains(&bad.part) && bad.to_string().contains("ring:0-3/4-7"), "{text}");

@@ -80,6 +80,10 @@ fn decode(bytes: &[u8]) -> Result<String> {
     if text.contains('\0') {
         return Err(unknown("it is not text, but has zero bytes"));
     }
+    // Lines of old Macintoshes and of some serial consoles end so.
+    if text.contains('\r') && !text.contains('\n') {
+        return Ok(text.replace('\r', "\n"));
+    }
     Ok(text)
 }
 

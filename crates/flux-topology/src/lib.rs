@@ -5,6 +5,7 @@ mod bandwidth;
 mod cpu_list;
 mod device;
 pub mod discover;
+mod domain;
 mod error;
 mod file;
 mod link;

@@ -42,7 +42,8 @@ impl fmt::Display for CommunicationOrder {
 pub struct OrderChoice {
     /// The class of orders.
     pub order: CommunicationOrder,
-    /// The GPUs that belong together, ascending: by machine or NUMA node; one group for a full mesh.
+    /// The GPUs that belong together, ascending: by machine (or rack, where NVLink joins machines), else by NUMA node; one
+    /// group for a full mesh.
     pub groups: Vec<Vec<usize>>,
     /// All GPUs as they stand in a ring: group by group, neighbours as near as can be.
     pub sequence: Vec<usize>,
@@ -57,7 +58,7 @@ pub struct OrderChoice {
 
 impl OrderChoice {
     /// The order as flux takes it, by `--order` and as `flux::Order`: `full-mesh`, or whose neighbour is who, like
-    /// `ring:0-3/4-7`; `auto` where there is nobody to exchange with. A rank runs on the GPU of its number.
+    /// `ring:0-3/4-7` or `mesh:0-3+mesh:4-7`; `auto` where there is nobody to exchange with. A rank runs on the GPU of its number.
     pub fn argument(&self) -> &str {
         &self.argument
     }
@@ -77,10 +78,11 @@ impl Topology {
     /// The order in which ranks on these GPUs, one on each, should exchange their shards.
     ///
     /// A full mesh where every two GPUs are connected by NVLink and no peer access is denied; else two levels
-    /// where the GPUs are of several machines, or of exactly two NUMA nodes, with equally many in each; else a
-    /// ring in the order of the NUMA nodes.
+    /// where the GPUs are of several [domains](Topology::domains), or of exactly two NUMA nodes, with equally many in
+    /// each; else a ring in the order of the NUMA nodes.
     pub fn order(&self) -> OrderChoice {
         let numa = self.numa_groups();
+        let domains = self.domains();
         let (order, groups, reason) = match self.device_count() {
             0 => (CommunicationOrder::None, Vec::new(), "there is no GPU".to_owned()),
             1 => (
@@ -88,26 +90,33 @@ impl Topology {
                 vec![vec![0]],
                 "there is one GPU, and nobody to talk to".to_owned(),
             ),
-            _ => self.choose(&numa),
+            _ => self.choose(&domains, &numa),
         };
         let sequence = match order {
             CommunicationOrder::FullMesh => (0..self.device_count()).collect(),
-            _ => ring::sequence(self, if self.host_count() > 1 { &numa.groups } else { &groups }),
+            _ if domains.len() < 2 => ring::sequence(self, &groups),
+            _ => {
+                let nodes: Vec<_> = domains.iter().flat_map(|domain| within(domain, &numa.groups)).collect();
+                ring::sequence(self, &nodes)
+            }
         };
         let strongest_ring = match order {
             CommunicationOrder::Ring | CommunicationOrder::TwoLevel => ring::strongest(self),
             _ => None,
         };
-        let (all_gather, reduce_scatter) = self.in_words(order, &groups);
-        let argument = self.argument(order, &groups, &numa.groups, &sequence);
+        let (all_gather, reduce_scatter) = self.in_words(order, &domains, &groups);
+        let argument = self.argument(order, &domains, &numa.groups, &sequence);
         OrderChoice { order, groups, sequence, strongest_ring, reason, argument, all_gather, reduce_scatter }
     }
 
-    fn choose(&self, numa: &NumaGroups) -> (CommunicationOrder, Vec<Vec<usize>>, String) {
+    fn choose(
+        &self,
+        domains: &[Vec<usize>],
+        numa: &NumaGroups,
+    ) -> (CommunicationOrder, Vec<Vec<usize>>, String) {
         let count = self.device_count();
-        let fast = |link: &Link| link.kind == LinkKind::NvLink && !link.p2p.access.is_denied();
         let pairs = || (0..count).flat_map(|a| (0..count).filter(move |&b| b != a).map(move |b| (a, b)));
-        let slow = pairs().filter(|&(a, b)| !self.link(a, b).is_some_and(fast)).count();
+        let slow = pairs().filter(|&(a, b)| !self.is_fast(a, b)).count();
         if slow == 0 {
             let through = match self.nvswitch() {
                 Some(true) => " through NVSwitch",
@@ -119,23 +128,27 @@ impl Topology {
             return (CommunicationOrder::FullMesh, vec![(0..count).collect()], reason);
         }
         let missing = self.why_no_mesh(slow / 2 + slow % 2);
-        if self.host_count() > 1 {
-            let by_host = self.by_host();
-            return match equal_sizes(&by_host) {
+        if domains.len() > 1 {
+            // A machine is one, and so are those that NVLink joins.
+            let (these, one) = match domains.len() == self.machines().len() {
+                true => ("machines", "machine"),
+                false => ("NVLink domains", "domain"),
+            };
+            return match equal_sizes(domains) {
                 Some(size) => {
                     let reason = format!(
-                        "{missing}, and the GPUs are of {} machines with {size} each: the network is the narrowest \
-                         link, so each shard crosses it once and is handed on within the machine",
-                        by_host.len()
+                        "{missing}, and the GPUs are of {} {these} with {size} each: the network is the narrowest \
+                         link, so each shard crosses it once and is handed on within the {one}",
+                        domains.len()
                     );
-                    (CommunicationOrder::TwoLevel, by_host, reason)
+                    (CommunicationOrder::TwoLevel, domains.to_vec(), reason)
                 }
                 None => {
                     let reason = format!(
-                        "{missing}, and the machines have different numbers of GPUs ({})",
-                        sizes(&by_host)
+                        "{missing}, and the {these} have different numbers of GPUs ({})",
+                        sizes(domains)
                     );
-                    (CommunicationOrder::Ring, by_host, reason)
+                    (CommunicationOrder::Ring, domains.to_vec(), reason)
                 }
             };
         }
@@ -188,57 +201,52 @@ impl Topology {
         }
     }
 
-    fn by_host(&self) -> Vec<Vec<usize>> {
-        let mut groups = vec![Vec::new(); self.host_count()];
-        for (index, device) in self.devices().iter().enumerate() {
-            if let Some(group) = groups.get_mut(device.host) {
-                group.push(index);
-            }
-        }
-        groups.retain(|group| !group.is_empty());
-        groups
-    }
-
-    /// Whether within each group every two GPUs are connected by NVLink.
-    fn is_mesh_within(&self, groups: &[Vec<usize>]) -> bool {
-        let nvlink = |a: usize, b: usize| self.link(a, b).is_some_and(|link| link.kind <= LinkKind::NvLink);
-        groups.iter().all(|group| group.iter().all(|&a| group.iter().all(|&b| nvlink(a, b))))
+    /// Whether these are several groups of GPUs, and in each every two are connected by NVLink.
+    fn are_islands(&self, groups: &[Vec<usize>]) -> bool {
+        groups.len() > 1 && groups.iter().all(|group| group.len() > 1 && self.is_mesh(group))
     }
 
     fn argument(
         &self,
         order: CommunicationOrder,
-        groups: &[Vec<usize>],
+        domains: &[Vec<usize>],
         numa: &[Vec<usize>],
         sequence: &[usize],
     ) -> String {
-        let in_sequence = |group: &[usize]| -> String {
-            ranges(sequence.iter().copied().filter(|gpu| group.contains(gpu)))
+        // In a mesh it does not matter who is next to whom. What crosses to another goes to the GPU that has the same
+        // place there, and by number that is the one that NVLink connects, where there is one, as on DGX-1.
+        let mesh = |group: &Vec<usize>| format!("mesh:{}", ranges(group.iter().copied()));
+        let part = |domain: &Vec<usize>| -> String {
+            let nodes: Vec<Vec<usize>> = within(domain, numa).collect();
+            if self.is_mesh(domain) {
+                mesh(domain)
+            } else if self.are_islands(&nodes) {
+                nodes.iter().map(mesh).collect::<Vec<_>>().join("+")
+            } else {
+                let ring =
+                    |node: &Vec<usize>| ranges(sequence.iter().copied().filter(|gpu| node.contains(gpu)));
+                format!("ring:{}", nodes.iter().map(ring).collect::<Vec<_>>().join("/"))
+            }
         };
-        let rings = |groups: &mut dyn Iterator<Item = &Vec<usize>>| -> String {
-            let groups: Vec<_> = groups.map(|group| in_sequence(group)).collect();
-            format!("ring:{}", groups.join("/"))
-        };
+        let nested = |text: String| if text.contains('+') { format!("({text})") } else { text };
         match order {
             CommunicationOrder::None => "auto".to_owned(),
             CommunicationOrder::FullMesh => "full-mesh".to_owned(),
-            CommunicationOrder::Ring => format!("ring:{}", in_sequence(sequence)),
-            CommunicationOrder::TwoLevel if self.host_count() < 2 => rings(&mut groups.iter()),
-            CommunicationOrder::TwoLevel if self.is_mesh_within(groups) => {
-                let meshes: Vec<_> =
-                    groups.iter().map(|group| format!("mesh:{}", in_sequence(group))).collect();
-                meshes.join("+")
-            }
-            CommunicationOrder::TwoLevel => {
-                let within = |host: &Vec<usize>| {
-                    rings(&mut numa.iter().filter(|group| group.iter().all(|gpu| host.contains(gpu))))
-                };
-                groups.iter().map(within).collect::<Vec<_>>().join("+")
-            }
+            CommunicationOrder::Ring => format!("ring:{}", ranges(sequence.iter().copied())),
+            CommunicationOrder::TwoLevel => match domains {
+                [one] => part(one),
+                _ => domains.iter().map(part).map(nested).collect::<Vec<_>>().join("+"),
+            },
         }
     }
 
-    fn in_words(&self, order: CommunicationOrder, groups: &[Vec<usize>]) -> (&'static str, &'static str) {
+    fn in_words(
+        &self,
+        order: CommunicationOrder,
+        domains: &[Vec<usize>],
+        groups: &[Vec<usize>],
+    ) -> (&'static str, &'static str) {
+        let joins_meshes = domains.len() > 1 && domains.iter().all(|domain| self.is_mesh(domain));
         match order {
             CommunicationOrder::FullMesh => (
                 "each rank sends its shard to all peers, starting with the rank after itself, so that no two start \
@@ -252,17 +260,23 @@ impl Topology {
                 "tiles for the next rank in the ring are computed first, and the own ones last; each rank's partial sums go \
                  straight to the rank that owns the rows, which adds them in rank order",
             ),
-            CommunicationOrder::TwoLevel if self.host_count() > 1 && self.is_mesh_within(groups) => (
-                "transfers to other machines start first; each shard that arrives is handed to all GPUs of the \
-                 machine while the next one travels",
-                "tiles for other machines are computed first, and cross the network while tiles for the own machine are \
-                 computed; each rank's partial sums go straight to the rank that owns the rows",
+            CommunicationOrder::TwoLevel if joins_meshes => (
+                "transfers over the network start first; each shard that arrives is handed on to all GPUs that NVLink \
+                 connects, while the next one travels",
+                "tiles that cross the network are computed first, and cross it while the others are computed; each \
+                 rank's partial sums go straight to the rank that owns the rows",
             ),
-            CommunicationOrder::TwoLevel if self.host_count() > 1 => (
-                "shards cross between NUMA nodes first; then they go round within each node, together with what comes \
-                 from other machines",
+            CommunicationOrder::TwoLevel if domains.len() > 1 => (
+                "shards cross between NUMA nodes first; then they go on within each node, together with what comes from \
+                 other machines",
                 "tiles for other machines are computed first, and the own ones last; each rank's partial sums go straight \
                  to the rank that owns the rows",
+            ),
+            CommunicationOrder::TwoLevel if self.are_islands(groups) => (
+                "each shard crosses to the other NUMA node once, first of all, to the GPU that has the same place there; \
+                 NVLink hands it on to all others of the node",
+                "tiles for the other NUMA node are computed first, and the own ones last; each rank's partial sums go \
+                 straight to the rank that owns the rows, which adds them in rank order",
             ),
             CommunicationOrder::TwoLevel => (
                 "a ring within each NUMA node; each shard crosses to the other node once, first of all, and goes \
@@ -275,6 +289,13 @@ impl Topology {
     }
 }
 
+/// What NUMA nodes have of a domain.
+fn within<'a>(domain: &'a [usize], nodes: &'a [Vec<usize>]) -> impl Iterator<Item = Vec<usize>> + 'a {
+    let inside = |gpu: &&usize| domain.binary_search(gpu).is_ok();
+    let parts = nodes.iter().map(move |node| node.iter().filter(inside).copied().collect::<Vec<_>>());
+    parts.filter(|part| !part.is_empty())
+}
+
 fn how_known(basis: NumaBasis) -> &'static str {
     match basis {
         NumaBasis::Stated => "",
@@ -285,7 +306,7 @@ fn how_known(basis: NumaBasis) -> &'static str {
 }
 
 /// `0-3,5`
-fn ranges(gpus: impl Iterator<Item = usize>) -> String {
+pub(crate) fn ranges(gpus: impl Iterator<Item = usize>) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for gpu in gpus {
         match runs.last_mut() {

@@ -3,26 +3,46 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::{Device, Link, LinkKind, Nic, Source, Topology};
+use crate::{Device, Link, LinkKind, Nic, P2pStatus, Source, Topology};
+
+/// As many GPUs or cards are shown one by one: more make lines that nobody can read.
+pub(crate) const MOST_SHOWN: usize = 64;
+/// Of more, the first so many.
+const SHOWN_OF_MANY: usize = 16;
+
+/// How many of so many devices tables show.
+fn shown(count: usize) -> usize {
+    if count > MOST_SHOWN { SHOWN_OF_MANY } else { count }
+}
+
+/// A line that says how many of them are left out.
+fn write_left_out(f: &mut fmt::Formatter<'_>, count: usize, what: &str) -> fmt::Result {
+    match count - shown(count) {
+        0 => Ok(()),
+        more => writeln!(f, "… and {more} more {what}; the JSON has all of them"),
+    }
+}
 
 impl fmt::Display for Topology {
     /// The devices, the matrix of links, who can access whom, and the notes. Rows are where an access
-    /// comes from, columns where it goes.
+    /// comes from, columns where it goes. Of more than 64 GPUs, and of more than 64 cards, the first 16 are shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.source())?;
         writeln!(f)?;
+        let count = self.device_count();
         let header =
             ["GPU", "name", "PCI", "sm", "SMs", "memory", "NUMA", "CPUs"].map(str::to_owned).to_vec();
         let mut rows: Vec<Vec<String>> =
-            std::iter::once(header).chain(self.devices().iter().map(device_row)).collect();
+            std::iter::once(header).chain(self.devices().iter().take(shown(count)).map(device_row)).collect();
         if self.devices().iter().all(|device| device.cpus.is_none()) {
             rows.iter_mut().for_each(|row| row.truncate(row.len().saturating_sub(1)));
         }
         write_columns(f, rows.into_iter())?;
-        if self.device_count() > 1 || !self.nics().is_empty() {
+        write_left_out(f, count, "GPUs")?;
+        if count > 1 || !self.nics().is_empty() {
             write_links(f, self)?;
         }
-        if self.device_count() > 1 {
+        if count > 1 {
             write_access(f, self)?;
         }
         if !self.warnings().is_empty() {
@@ -85,7 +105,10 @@ fn write_links(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result {
         return Ok(());
     }
     writeln!(f)?;
-    topology.nics().iter().enumerate().try_for_each(|(index, nic)| writeln!(f, "NIC{index}: {}", card(nic)))
+    let count = topology.nics().len();
+    let mut nics = topology.nics().iter().take(shown(count)).enumerate();
+    nics.try_for_each(|(index, nic)| writeln!(f, "NIC{index}: {}", card(nic)))?;
+    write_left_out(f, count, "cards")
 }
 
 /// A card in a line: its name, its speed, what is near.
@@ -97,10 +120,12 @@ fn card(nic: &Nic) -> String {
     if nic.host > 0 {
         text += &format!(", machine {}", nic.host);
     }
-    let near: Vec<String> = nic.near().iter().map(|gpu| format!("GPU{gpu}")).collect();
-    match near.is_empty() {
-        true => text + ", near no GPU",
-        false => text + ", near " + &near.join(" "),
+    let near = nic.near();
+    let names: Vec<String> = near.iter().take(shown(near.len())).map(|gpu| format!("GPU{gpu}")).collect();
+    match near.len() - names.len() {
+        _ if near.is_empty() => text + ", near no GPU",
+        0 => text + ", near " + &names.join(" "),
+        more => format!("{text}, near {} and {more} more", names.join(" ")),
     }
 }
 
@@ -117,14 +142,14 @@ fn write_access(f: &mut fmt::Formatter<'_>, topology: &Topology) -> fmt::Result 
         LinkKind::Local => link.symbol(),
         _ => link.p2p.access.symbol().to_owned(),
     })?;
-    let mut legend: Vec<String> = Vec::new();
+    let mut answers: Vec<P2pStatus> = Vec::new();
     for (_, _, link) in links(topology).filter(|(from, to, _)| from != to) {
-        let entry = format!("{} = {}", link.p2p.access.symbol(), link.p2p.access.meaning());
-        if !legend.contains(&entry) {
-            legend.push(entry);
+        if !answers.contains(&link.p2p.access) {
+            answers.push(link.p2p.access);
         }
     }
-    writeln!(f, "{}", legend.join("; "))
+    let entry = |access: &P2pStatus| format!("{} = {}", access.symbol(), access.meaning());
+    writeln!(f, "{}", answers.iter().map(entry).collect::<Vec<_>>().join("; "))
 }
 
 /// Every cell of the matrix, row by row.
@@ -140,7 +165,8 @@ fn write_matrix(
     nics: &[Nic],
     cell: impl Fn(&Link) -> String,
 ) -> fmt::Result {
-    let count = topology.device_count();
+    let count = shown(topology.device_count());
+    let nics = nics.get(..shown(nics.len())).unwrap_or_default();
     let label = |ordinal: usize| format!("GPU{ordinal}");
     let cards = (0..nics.len()).map(|index| format!("NIC{index}"));
     let header = std::iter::once(String::new()).chain((0..count).map(label)).chain(cards).collect();
@@ -149,7 +175,8 @@ fn write_matrix(
         let to_card = |nic: &Nic| nic.to_gpus.get(from).map_or("?", |kind| kind.symbol()).to_owned();
         std::iter::once(label(from)).chain(cells).chain(nics.iter().map(to_card)).collect()
     };
-    write_columns(f, std::iter::once(header).chain((0..count).map(row)))
+    write_columns(f, std::iter::once(header).chain((0..count).map(row)))?;
+    write_left_out(f, topology.device_count(), "GPUs")
 }
 
 /// Writes rows so that columns line up, two spaces apart, with nothing after the last one.
@@ -171,8 +198,8 @@ fn write_columns(f: &mut fmt::Formatter<'_>, rows: impl Iterator<Item = Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProbeFailure;
     use crate::discover::{DriverDevice, DriverFacts, SysfsFacts, combine};
-    use crate::{P2pStatus, ProbeFailure};
 
     #[test]
     fn two_h200() {
@@ -235,6 +262,26 @@ GPU2  U     CNS   X
 OK = possible; CNS = the chipset does not support it; U = not known
 ";
         assert_eq!(topology.to_string(), want);
+    }
+
+    #[test]
+    fn many_are_abbreviated() {
+        let rack = Topology::preset("gb200-nvl72").unwrap();
+        for (topology, gpus) in [(rack.replicated(2).unwrap(), 144), (rack, 72)] {
+            let text = topology.report();
+            let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest < 400, "{widest}\n{text}");
+            assert_eq!(
+                text.matches(&format!("… and {} more GPUs", gpus - 16)).count(),
+                if gpus == 72 { 2 } else { 3 }
+            );
+            assert!(text.contains(&format!("… and {} more cards", gpus - 16)), "{text}");
+            assert!(text.contains("GPU15") && !text.contains("GPU16 "), "{text}");
+        }
+        // As many as one can read are all there.
+        let devices =
+            |count: usize| Topology::new("test", vec![Device::new("A"); count], |_, _| Link::nvlink(1));
+        assert!(devices(64).report().contains("GPU63") && !devices(65).report().contains("GPU64"));
     }
 
     #[test]

@@ -150,20 +150,24 @@ impl Topology {
         self.nccl.as_ref()
     }
 
+    /// As many GPUs as a file may describe, or several machines have together; the simulator takes as many.
+    pub const MOST_GPUS: usize = 4096;
+
+    pub(crate) fn check_count(gpus: usize) -> Result<()> {
+        let most = Self::MOST_GPUS;
+        if gpus > most { Err(Error::TooManyGpus { gpus, most }) } else { Ok(()) }
+    }
+
     /// So many machines like this one, joined by a network: the GPUs of the first come first.
     ///
     /// # Errors
-    /// [`Error::NoMachines`] for none, [`Error::TooManyGpus`] where there would be more than 4096 GPUs.
+    /// [`Error::NoMachines`] for none, [`Error::TooManyGpus`] for more than [`MOST_GPUS`](Topology::MOST_GPUS).
     pub fn replicated(&self, machines: usize) -> Result<Topology> {
-        const MOST: usize = 4096;
         let count = self.devices.len();
         match machines {
             0 => return Err(Error::NoMachines),
             1 => return Ok(self.clone()),
-            _ if count.saturating_mul(machines) > MOST => {
-                return Err(Error::TooManyGpus { gpus: count.saturating_mul(machines), most: MOST });
-            }
-            _ => {}
+            _ => Self::check_count(count.saturating_mul(machines))?,
         }
         let hosts = self.host_count();
         let copies = |machine: usize| {

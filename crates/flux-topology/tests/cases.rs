@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use flux_topology::{Nic, Topology};
+use flux_topology::{Device, Link, Nic, Topology};
 
 #[path = "cases/expected.rs"]
 mod expected;
@@ -243,6 +243,16 @@ fn other_texts() {
         assert_eq!(pairs(&Topology::parse(&text).unwrap()), want, "{}", String::from_utf8_lossy(&text));
     }
 
+    let old_ends = three.replace('\n', "\r");
+    assert_eq!(pairs(&Topology::parse(old_ends.as_bytes()).unwrap()), want);
+    // A sentence that begins with a GPU, and names it twice, is no header.
+    let sentence = format!("GPU0 here is GPU0 there\n{three}");
+    assert_eq!(pairs(&Topology::parse(sentence.as_bytes()).unwrap()), want);
+
+    let mig =
+        "GPU0 GPU1 MIG 0 MIG 1\nGPU0 X SYS X SYS\nGPU1 SYS X SYS X\nMIG 0 X SYS X SYS\nMIG 1 SYS X SYS X\n";
+    let mig = Topology::parse(mig.as_bytes()).unwrap();
+    assert_eq!((mig.device_count(), mig.link(0, 1).unwrap().symbol()), (2, "SYS".to_owned()));
     let mig =
         "\tGPU0\tMIG0\tGPU1\tCPU Affinity\nGPU0\tX\tX\tSYS\t0\nMIG0\tX\tX\tSYS\t0\nGPU1\tSYS\tSYS\tX\t0\n";
     let mig = Topology::parse(mig.as_bytes()).unwrap();
@@ -260,7 +270,8 @@ fn other_texts() {
         ("GPU0 GPU1\nGPU0 X BUS\nGPU1 PIX X\n", "line 2, column 8: \"BUS\" stands where the cell for GPU1"),
         ("GPU0 GPU1\nGPU0 X PIX\nGPU0 X PIX\n", "line 3, column 1: a second row for GPU0"),
         ("GPU0 GPU1\nGPU0 X PIX\nGPU1 PIX X\nGPU2 X X\n", "line 4, column 1: a row for GPU2"),
-        ("GPU0 GPU1\nGPU0 PIX X\nGPU1 PIX X\n", "line 2"),
+        ("GPU0 GPU1\nGPU0 X  X\nGPU1 X X\n", "line 2, column 9: the cell for GPU1 in the row of GPU0 is X"),
+        ("GPU0 GPU1\nGPU0 PIX X\nGPU1 PIX X\n", "line 2, column 6: the cell for GPU0"),
         (
             "GPU0 GPU1 CPU Affinity\nGPU0 X NV12 0-5\nGPU1 NV12 X 0-5\nNIC0 SYS",
             "line 4, column 1: a row for NIC0",
@@ -270,6 +281,20 @@ fn other_texts() {
         (" \n", "it is empty"),
         ("GPU0 GPU1\nGPU0 X PIX 0-3\nGPU1 PIX X", "line 3, column 11: the file ends early"),
         ("NIC0 CPU Affinity\nNIC0 X\n", "neither a topology file"),
+        (
+            "\n  GPU0 GPU1 GPU0\nGPU0 X PIX PIX\nGPU1 PIX X PIX\n",
+            "line 2, column 13: the header names GPU0 twice",
+        ),
+        ("GPU0 GPU1GPU0\nGPU0 X PIX PIX\n", "line 1, column 6: the header names GPU0 twice"),
+        (
+            "GPU0 GPU1 NUMA Affinity\nGPU0 X PIX 0-3 0\nGPU1 PIX X 4-7 99999999999\n",
+            "line 3, column 16: \"99999999999\" is no list of NUMA nodes",
+        ),
+        (
+            "GPU0 GPU1 CPU Affinity\nGPU0 X PIX 0-3\nGPU1 PIX X 7-4\n",
+            "line 3, column 12: \"7-4\" is no list of CPUs",
+        ),
+        ("GPU0 GPU1\rGPU0 X PIX\r", "line 2, column 11: rows missing for GPU1"),
     ];
     for (text, want) in refused {
         let error = Topology::parse(text.as_bytes()).unwrap_err().to_string();
@@ -294,6 +319,20 @@ fn other_xml() {
         ("<!-- only a comment -->", "ends early"),
         ("<html></html>", "it holds <html>"),
         ("<", "ends early"),
+        (
+            "<system><cpu>\n<pci busid=\"1:0.0\" class=\"0x030200\"/>\n  <pci busid=\"0:1:0.0\" class=\"0x030200\"/></cpu></system>",
+            "line 3, column 3: busid 0000:01:00.0 is also that of line 2",
+        ),
+        ("<system>\n<cpu numaid=\"abc\"/></system>", "line 2, column 1: numaid of <cpu> is \"abc\""),
+        ("<system><cpu numaid=\"4294967296\"/></system>", "line 1, column 9: numaid is larger than any"),
+        (
+            "<system><cpu><pci busid=\"1:0.0\"><gpu dev=\"one\"/></pci></cpu></system>",
+            "line 1, column 33: dev of <gpu> is \"one\"",
+        ),
+        (
+            "<system><cpu><pci busid=\"1:0.0\"><gpu dev=\"0\"><nvlink target=\"2:0.0\" count=\"-2\"/></gpu></pci></cpu></system>",
+            "line 1, column 46: count is -2",
+        ),
     ];
     for (text, want) in refused {
         let error = Topology::parse(text.as_bytes()).unwrap_err().to_string();
@@ -301,6 +340,17 @@ fn other_xml() {
     }
     let deep = "<a>".repeat(100_000);
     assert!(Topology::parse(deep.as_bytes()).unwrap_err().to_string().contains("nested"));
+
+    // What leads nowhere is passed over, and said; what leads to a CPU is as it should be.
+    let odd = "<system><cpu affinity=\"xyz\"><pci busid=\"1:0.0\" class=\"0x030200\"/></cpu></system>";
+    let odd = Topology::parse(odd.as_bytes()).unwrap();
+    assert!(odd.warnings().iter().any(|text| text.contains("line 1, column 9: the affinity \"xyz\"")));
+    let links = "<system><cpu numaid=\"-1\"><pci busid=\"1:0.0\"><gpu dev=\"0\">\n<nvlink target=\"9:0.0\" count=\"4\" \
+                 tclass=\"0x030200\"/><nvlink target=\"8:0.0\" count=\"1\" tclass=\"0x068001\"/></gpu></pci></cpu></system>";
+    let links = Topology::parse(links.as_bytes()).unwrap();
+    assert_eq!((numa(&links), links.warnings().len()), ("?".to_owned(), 1));
+    let warning = "line 2, column 1: NVLinks of GPU 0 lead to 9:0.0, and the file has no such GPU";
+    assert!(links.warnings()[0].contains(warning), "{:?}", links.warnings());
 
     // NVLinks of two hosts of one NVLink domain, as in a dump of a rack; a CPU with NVLinks; an unknown element.
     let gpu = |busid: &str, class: &str| {
@@ -319,4 +369,30 @@ fn other_xml() {
     assert_eq!((numa(&one_domain), one_domain.warnings().len()), ("? ?".to_owned(), 1));
     let cpus = Topology::parse(rack("0x068001").as_bytes()).unwrap();
     assert_eq!(cpus.link(0, 1).unwrap().symbol(), "NET");
+}
+
+/// As many GPUs as there may be are the same number, wherever they are from, and no text takes long.
+#[test]
+fn many_gpus() {
+    let most = Topology::MOST_GPUS;
+    let xml = |count: usize| {
+        let gpus = (0..count).map(|gpu| format!("<pci busid=\"{gpu:x}:0:0.0\" class=\"0x030200\"/>"));
+        format!("<system><cpu>{}</cpu></system>", gpus.collect::<String>())
+    };
+    let text = |count: usize| (0..count).map(|gpu| format!("GPU{gpu} ")).collect::<String>() + "\n";
+    let error = |text: &str| Topology::parse(text.as_bytes()).unwrap_err().to_string();
+    assert_eq!(Topology::parse(xml(1500).as_bytes()).unwrap().device_count(), 1500);
+    let too_many = |gpus: usize| format!("{gpus} GPUs are more than the {most} ");
+    assert!(error(&xml(most + 1)).contains(&too_many(most + 1)));
+    assert!(error(&text(most + 1)).contains(&too_many(most + 1)));
+    assert!(error(&text(most)).contains("rows missing"));
+    let one = Topology::preset("1xh200").unwrap();
+    assert!(one.replicated(most + 1).unwrap_err().to_string().contains(&too_many(most + 1)));
+
+    // 1,500 in one machine, of which no more is known than that: the worst case, which was cubic once.
+    let began = std::time::Instant::now();
+    let many = Topology::new("many", vec![Device::new("GPU"); 1500], |_, _| Link::unknown());
+    assert_eq!(many.to_nccl_xml().matches("<gpu ").count(), 1500);
+    assert!(many.report().len() < 20_000);
+    assert!(began.elapsed().as_secs() < 15, "{:?}", began.elapsed());
 }

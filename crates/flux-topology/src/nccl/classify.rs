@@ -1,5 +1,7 @@
 //! What the `<pci>` elements of a topology file are: by what is in them first, by their class second.
 
+use std::collections::BTreeMap;
+
 use super::element::Element;
 use super::place::Place;
 use crate::{ComputeCapability, Device, Error, Nic, PciAddress, PcieRate, Result, Unclassified};
@@ -11,6 +13,8 @@ pub(crate) struct Found<'a> {
     pub(crate) nics: Vec<(Nic, Place)>,
     pub(crate) unclassified: Vec<Unclassified>,
     pub(crate) warnings: Vec<String>,
+    /// By machine and address, the line that each device is in.
+    seen: BTreeMap<(usize, PciAddress), usize>,
 }
 
 pub(crate) struct FoundGpu<'a> {
@@ -43,9 +47,13 @@ impl<'a> Found<'a> {
     }
 
     fn visit_pci(&mut self, element: &'a Element, place: &Place) -> Result<()> {
-        let bad = |reason: String| Error::BadXml { line: element.at.line, column: element.at.column, reason };
-        let text = element.get("busid").ok_or_else(|| bad("<pci> has no busid".to_owned()))?;
-        let pci: PciAddress = text.parse().map_err(|error: Error| bad(error.to_string()))?;
+        let text = element.get("busid").ok_or_else(|| element.error("<pci> has no busid".to_owned()))?;
+        let pci: PciAddress = text.parse().map_err(|error: Error| element.error(error.to_string()))?;
+        if let Some(line) = self.seen.insert((place.host, pci), element.at.line) {
+            let reason =
+                format!("busid {pci} is also that of line {line}; a device is there once: leave one");
+            return Err(element.error(reason));
+        }
         let class = element.get("class").unwrap_or_default();
         let tag = element.child("gpu");
         let nic = element.child("nic");

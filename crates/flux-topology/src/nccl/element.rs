@@ -36,8 +36,26 @@ impl Element {
         Some(value.trim()).filter(|value| !value.is_empty())
     }
 
+    /// The attribute as a number; `None` where it is missing, empty or no such number.
     pub(crate) fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
         self.get(name)?.parse().ok()
+    }
+
+    /// The attribute as a number that must be one; `None` where it is missing or empty.
+    pub(crate) fn whole_number(&self, name: &str) -> Result<Option<i64>> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        let number = text.parse().map_err(|_| {
+            self.error(format!(
+                "{name} of <{}> is {text:?}, which is no number; write one, or leave it out",
+                self.name
+            ))
+        })?;
+        Ok(Some(number))
+    }
+
+    /// That something is wrong with it.
+    pub(crate) fn error(&self, reason: String) -> Error {
+        Error::BadXml { line: self.at.line, column: self.at.column, reason }
     }
 
     pub(crate) fn child(&self, name: &str) -> Option<&Element> {

@@ -1,6 +1,6 @@
 //! A topology out of NCCL's topology file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::classify::{Found, FoundGpu};
 use super::element::{self, Element};
@@ -9,8 +9,6 @@ use crate::{CpuList, Device, Error, FileFormat, Link, Nic, PciAddress, Result, S
 
 /// Reads the text of a topology file.
 pub(crate) fn read(text: &str) -> Result<Topology> {
-    /// As many as a topology may have; a file with more is not of one machine.
-    const MOST_GPUS: usize = 1024;
     let system = element::parse(text)?;
     if system.name != "system" {
         return Err(Error::NotATopology { found: system.name });
@@ -19,25 +17,20 @@ pub(crate) fn read(text: &str) -> Result<Topology> {
     if found.gpus.is_empty() && found.unclassified.is_empty() {
         return Err(Error::NoGpuInFile);
     }
-    if found.gpus.len() > MOST_GPUS {
-        return Err(Error::TooManyGpus { gpus: found.gpus.len(), most: MOST_GPUS });
-    }
+    Topology::check_count(found.gpus.len())?;
     let mut warnings = std::mem::take(&mut found.warnings);
-    number(&mut found, &mut warnings);
+    number(&mut found, &mut warnings)?;
 
-    let ends: Vec<NvLinks> = found.gpus.iter().map(|gpu| NvLinks::of(gpu, &found.gpus)).collect();
-    warn_of_links(&found.gpus, &ends, &mut warnings);
+    let ends = nvlinks(&found.gpus, &mut warnings)?;
+    warn_of_links(&ends, &mut warnings);
     let nvswitch = match found.gpus.iter().any(|gpu| gpu.tag.is_some()) {
         true => Some(ends.iter().any(|end| end.to_switches > 0)),
         false => None,
     };
     let places: Vec<Place> = found.gpus.iter().map(|gpu| gpu.place.clone()).collect();
-    let pci: Vec<Option<PciAddress>> = found.gpus.iter().map(|gpu| gpu.device.pci).collect();
     let link = |from: usize, to: usize| {
         let nvlinks = ends.get(from).zip(ends.get(to)).map_or(0, |(a, b)| {
-            let direct = |end: &NvLinks, to: usize| {
-                pci.get(to).copied().flatten().and_then(|to| end.direct.get(&to).copied()).unwrap_or(0)
-            };
+            let direct = |end: &NvLinks, to: usize| end.direct.get(&to).copied().unwrap_or(0);
             let direct = direct(a, to).max(direct(b, from));
             direct.saturating_add(a.to_switches.min(b.to_switches))
         });
@@ -62,10 +55,9 @@ fn find(system: &Element) -> Result<Found<'_>> {
     let mut hosts: Vec<&str> = Vec::new();
     for (index, cpu) in system.children.iter().enumerate() {
         if cpu.name != "cpu" {
-            let (line, column) = (cpu.at.line, cpu.at.column);
             let reason =
                 format!("<{}> stands outside of any <cpu>; put it into the one that it hangs on", cpu.name);
-            return Err(Error::BadXml { line, column, reason });
+            return Err(cpu.error(reason));
         }
         // Files of several machines tell them apart by this; others have none.
         let hash = cpu.get("host_hash").unwrap_or_default();
@@ -74,20 +66,35 @@ fn find(system: &Element) -> Result<Found<'_>> {
             hosts.push(hash);
         }
         // A node that is not known is -1.
-        let numa_node = cpu.number("numaid");
+        let number = cpu.whole_number("numaid")?.filter(|&number| number >= 0);
+        let too_large = |_| cpu.error("numaid is larger than any NUMA node's".to_owned());
+        let numa_node = number.map(u32::try_from).transpose().map_err(too_large)?;
         let place = Place { host, cpu: index, numa_node, bridges: Vec::new() };
         let first = found.gpus.len();
         for child in &cpu.children {
             found.visit(child, &place)?;
         }
-        let cpus = cpu.get("affinity").and_then(CpuList::parse_mask);
+        let mask = cpu.get("affinity");
+        let cpus = mask.and_then(CpuList::parse_mask);
+        // A mask of zeros says that nobody knows.
+        if let Some(mask) =
+            mask.filter(|mask| cpus.is_none() && mask.contains(|sign| !matches!(sign, '0' | ',')))
+        {
+            found.warnings.push(format!(
+                "line {}, column {}: the affinity {mask:?} is no mask of CPUs, and is passed over",
+                cpu.at.line, cpu.at.column
+            ));
+        }
         found.gpus.iter_mut().skip(first).for_each(|gpu| gpu.device.cpus.clone_from(&cpus));
     }
     Ok(found)
 }
 
 /// Puts the GPUs into the driver's order, where the file knows it.
-fn number(found: &mut Found<'_>, warnings: &mut Vec<String>) {
+fn number(found: &mut Found<'_>, warnings: &mut Vec<String>) -> Result<()> {
+    for tag in found.gpus.iter().filter_map(|gpu| gpu.tag) {
+        tag.whole_number("dev")?;
+    }
     let dev = |gpu: &FoundGpu<'_>| gpu.tag.and_then(|tag| tag.number::<u32>("dev"));
     let tagged = found.gpus.iter().filter(|gpu| gpu.tag.is_some()).count();
     if tagged == 0 && !found.gpus.is_empty() {
@@ -135,52 +142,73 @@ fn number(found: &mut Found<'_>, warnings: &mut Vec<String>) {
             list.join(", ")
         ));
     }
+    Ok(())
 }
 
 /// Where the NVLinks of a GPU lead.
 #[derive(Default)]
 struct NvLinks {
     to_switches: u32,
-    direct: BTreeMap<PciAddress, u32>,
+    /// To other GPUs of the machine, by their index.
+    direct: BTreeMap<usize, u32>,
     to_itself: bool,
     xgmi: bool,
 }
 
-impl NvLinks {
-    fn of(gpu: &FoundGpu<'_>, all: &[FoundGpu<'_>]) -> NvLinks {
+/// Those of each GPU.
+fn nvlinks(gpus: &[FoundGpu<'_>], warnings: &mut Vec<String>) -> Result<Vec<NvLinks>> {
+    let mut by_address: BTreeMap<(usize, PciAddress), usize> = BTreeMap::new();
+    for (index, gpu) in gpus.iter().enumerate() {
+        by_address.extend(gpu.device.pci.map(|pci| ((gpu.place.host, pci), index)));
+    }
+    let mut all = Vec::new();
+    for (index, gpu) in gpus.iter().enumerate() {
         let mut ends = NvLinks::default();
         let links = gpu.tag.map(|tag| tag.children.as_slice()).unwrap_or_default();
         for link in links.iter().filter(|link| matches!(link.name.as_str(), "nvlink" | "xgmi")) {
-            let count: u32 = link.number("count").unwrap_or(1);
-            let target: Option<PciAddress> = link.get("target").and_then(|target| target.parse().ok());
-            let to_gpu = target.filter(|target| all.iter().any(|gpu| gpu.device.pci == Some(*target)));
+            let count = match link.whole_number("count")? {
+                Some(count) => u32::try_from(count)
+                    .map_err(|_| link.error(format!("count is {count}, and no number of links")))?,
+                None => 1,
+            };
+            let target = link.get("target").unwrap_or("nothing");
+            let to_gpu = target.parse().ok().and_then(|pci| by_address.get(&(gpu.place.host, pci)));
             match to_gpu {
-                Some(target) if gpu.device.pci == Some(target) => ends.to_itself = true,
-                Some(target) => {
-                    let links = ends.direct.entry(target).or_default();
+                Some(&to) if to == index => ends.to_itself = true,
+                Some(&to) => {
+                    let links = ends.direct.entry(to).or_default();
                     *links = links.saturating_add(count);
                     ends.xgmi |= link.name == "xgmi";
                 }
                 None if is_switch(link) => ends.to_switches = ends.to_switches.saturating_add(count),
-                // A GPU that is not in the file, or a CPU.
-                None => {}
+                None if is_cpu(link) => {}
+                None => warnings.push(format!(
+                    "line {}, column {}: NVLinks of GPU {index} lead to {target}, and the file has no such GPU; they are \
+                     passed over",
+                    link.at.line, link.at.column
+                )),
             }
         }
-        ends
+        all.push(ends);
     }
+    Ok(all)
+}
+
+/// By NCCL's table of classes, a CPU with NVLinks.
+fn is_cpu(link: &Element) -> bool {
+    link.get("tclass") == Some("0x068001")
 }
 
 fn is_switch(link: &Element) -> bool {
     /// How NCCL writes a switch that is there but cannot be seen.
     const HIDDEN: &str = "fffffff:ff:ff.0";
-    // By NCCL's table of classes, 0x068001 is a CPU with NVLinks.
     match link.get("tclass") {
-        Some(class) => class.starts_with("0x0680") && class != "0x068001",
+        Some(class) => class.starts_with("0x0680") && !is_cpu(link),
         None => link.get("target") == Some(HIDDEN),
     }
 }
 
-fn warn_of_links(gpus: &[FoundGpu<'_>], ends: &[NvLinks], warnings: &mut Vec<String>) {
+fn warn_of_links(ends: &[NvLinks], warnings: &mut Vec<String>) {
     let list = |matches: &dyn Fn(&NvLinks) -> bool| {
         let matching = ends.iter().enumerate().filter(|(_, end)| matches(end));
         matching.map(|(index, _)| index.to_string()).collect::<Vec<_>>().join(", ")
@@ -193,18 +221,16 @@ fn warn_of_links(gpus: &[FoundGpu<'_>], ends: &[NvLinks], warnings: &mut Vec<Str
         warnings
             .push("the links are AMD's xGMI; they are shown as NV#, as their like of NVIDIA's".to_owned());
     }
-    for (from, gpu) in gpus.iter().enumerate() {
-        for (to, peer) in gpus.iter().enumerate().skip(from + 1) {
-            let count = |index: usize, target: &FoundGpu<'_>| {
-                let ends = ends.get(index)?;
-                ends.direct.get(&target.device.pci?).copied()
-            };
-            let (there, back) = (count(from, peer).unwrap_or(0), count(to, gpu).unwrap_or(0));
-            if there != back {
-                warnings.push(format!(
-                    "the file has {there} links from GPU {from} to GPU {to} and {back} back; the larger is taken"
-                ));
-            }
+    let count = |from: usize, to: usize| ends.get(from).and_then(|end| end.direct.get(&to)).copied();
+    // Pairs with a link either way, the smaller index first.
+    let ways = ends.iter().enumerate().flat_map(|(from, end)| end.direct.keys().map(move |&to| (from, to)));
+    let pairs: BTreeSet<(usize, usize)> = ways.map(|(a, b)| (a.min(b), a.max(b))).collect();
+    for (from, to) in pairs {
+        let (there, back) = (count(from, to).unwrap_or(0), count(to, from).unwrap_or(0));
+        if there != back {
+            warnings.push(format!(
+                "the file has {there} links from GPU {from} to GPU {to} and {back} back; the larger is taken"
+            ));
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::element::{self, Element};
-use crate::{Device, LinkKind, Nic, PciAddress, Topology};
+use crate::{LinkKind, Nic, PciAddress, Topology};
 
 /// How a switch is written that nobody has seen.
 const HIDDEN_SWITCH: &str = "fffffff:ff:ff.0";
@@ -47,6 +47,10 @@ struct Builder<'a> {
     nics: BTreeMap<PciAddress, (Vec<usize>, Vec<PciAddress>)>,
     /// Its ports without.
     bare_nics: Vec<usize>,
+    /// The NUMA node of each GPU, of all machines.
+    node_of_gpu: Vec<Node>,
+    /// The GPUs that a card is near.
+    near_a_nic: BTreeSet<usize>,
 }
 
 impl<'a> Builder<'a> {
@@ -78,7 +82,15 @@ impl<'a> Builder<'a> {
                 None => bare_nics.push(index),
             }
         }
-        Builder { topology, gpus, nics, bare_nics }
+        let mut node_of_gpu = vec![Node::Inferred(0); topology.device_count()];
+        for (number, group) in topology.numa_groups().groups.iter().enumerate() {
+            group.iter().for_each(|&gpu| node_of_gpu[gpu] = Node::Inferred(number));
+        }
+        for (node, device) in node_of_gpu.iter_mut().zip(topology.devices()) {
+            *node = device.numa_node.map_or(*node, Node::Stated);
+        }
+        let near_a_nic = topology.nics().iter().flat_map(Nic::near).collect();
+        Builder { topology, gpus, nics, bare_nics, node_of_gpu, near_a_nic }
     }
 
     fn system(&self) -> Element {
@@ -119,11 +131,7 @@ impl<'a> Builder<'a> {
     }
 
     fn node_of_gpu(&self, index: usize) -> Node {
-        if let Some(node) = self.topology.devices().get(index).and_then(|device| device.numa_node) {
-            return Node::Stated(node);
-        }
-        let groups = self.topology.numa_groups().groups;
-        Node::Inferred(groups.iter().position(|group| group.contains(&index)).unwrap_or(0))
+        self.node_of_gpu.get(index).copied().unwrap_or(Node::Inferred(0))
     }
 
     fn cpu_of_gpu(&self, nodes: &BTreeMap<Node, (i64, Option<usize>)>, index: usize) -> Option<usize> {
@@ -159,13 +167,9 @@ impl<'a> Builder<'a> {
         if let Some(sm) = device.compute_capability {
             gpu = gpu.with("sm", u64::from(sm.major) * 10 + u64::from(sm.minor));
         }
-        gpu = gpu.with("rank", index).with("gdr", u8::from(self.has_near_nic(device)));
+        gpu = gpu.with("rank", index).with("gdr", u8::from(self.near_a_nic.contains(&index)));
         gpu.children = self.nvlinks(index);
         Element { children: vec![gpu], ..card }
-    }
-
-    fn has_near_nic(&self, device: &Device) -> bool {
-        self.topology.nics().iter().any(|nic| nic.near().contains(&device.ordinal))
     }
 
     fn nvlinks(&self, from: usize) -> Vec<Element> {
@@ -290,10 +294,15 @@ fn switches(topology: &Topology) -> Switches {
             address(0xffff, next)
         })
     };
-    let size = |labels: &[usize], label: usize| labels.iter().filter(|&&other| other == label).count();
+    let sizes = |labels: &[usize]| {
+        let mut sizes = vec![0usize; labels.len()];
+        labels.iter().for_each(|&label| sizes[label] += 1);
+        sizes
+    };
+    let (outer_sizes, inner_sizes) = (sizes(&outer), sizes(&inner));
     let mut result = Switches { gpus: BTreeMap::new(), nics: BTreeMap::new() };
     for (member, (&outer_label, &inner_label)) in outer.iter().zip(&inner).enumerate() {
-        let above = match (size(&outer, outer_label), size(&inner, inner_label)) {
+        let above = match (outer_sizes[outer_label], inner_sizes[inner_label]) {
             (1, _) => continue,
             (outer_size, inner_size) if outer_size == inner_size => vec![switch(false, inner_label)],
             _ => vec![switch(true, outer_label), switch(false, inner_label)],
@@ -314,8 +323,8 @@ fn labels(count: usize, joined: impl Fn(usize, usize) -> bool) -> Vec<usize> {
     let mut labels: Vec<usize> = (0..count).collect();
     for a in 0..count {
         for b in a + 1..count {
-            if joined(a, b) {
-                let (from, to) = (labels[b], labels[a]);
+            let (from, to) = (labels[b], labels[a]);
+            if from != to && joined(a, b) {
                 labels.iter_mut().filter(|label| **label == from).for_each(|label| *label = to);
             }
         }

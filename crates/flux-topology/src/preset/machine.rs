@@ -90,16 +90,12 @@ fn pairs_of_12(a: usize, b: usize) -> u32 {
 }
 
 pub(super) const MACHINES: &[Machine] = &[
-    nvswitch("dgx-h100", &gpu::H100, 18, EIGHT_OF_400, "DGX H100"),
-    nvswitch("hgx-h100", &gpu::H100, 18, EIGHT_OF_400, "HGX H100, eight GPUs"),
-    nvswitch("dgx-h200", &gpu::H200, 18, EIGHT_OF_400, "DGX H200"),
-    nvswitch("hgx-h200", &gpu::H200, 18, EIGHT_OF_400, "HGX H200, eight GPUs"),
+    nvswitch("dgx-h100", &gpu::H100, 18, EIGHT_OF_400, "DGX or HGX H100, eight GPUs"),
+    nvswitch("hgx-h200", &gpu::H200, 18, EIGHT_OF_400, "HGX or DGX H200, eight GPUs"),
     nvswitch("hgx-h800", &gpu::H800, 8, EIGHT_OF_400, "HGX H800, eight GPUs"),
     nvswitch("hgx-h20", &gpu::H20, 18, EIGHT_OF_400, "HGX H20, eight GPUs"),
-    nvswitch("dgx-b200", &gpu::B200, 18, EIGHT_OF_400, "DGX B200"),
-    nvswitch("hgx-b200", &gpu::B200, 18, EIGHT_OF_400, "HGX B200, eight GPUs"),
-    nvswitch("dgx-a100", &gpu::A100, 12, EIGHT_OF_200, "DGX A100"),
-    nvswitch("hgx-a100", &gpu::A100, 12, EIGHT_OF_200, "HGX A100, eight GPUs"),
+    nvswitch("dgx-b200", &gpu::B200, 18, EIGHT_OF_400, "DGX or HGX B200, eight GPUs"),
+    nvswitch("dgx-a100", &gpu::A100, 12, EIGHT_OF_200, "DGX or HGX A100, eight GPUs"),
     nvswitch("hgx-a800", &gpu::A800, 8, EIGHT_OF_200, "HGX A800, eight GPUs"),
     nvswitch(
         "aws-p4d-24xl",
@@ -296,20 +292,24 @@ pub(super) const MACHINES: &[Machine] = &[
     },
 ];
 
-/// Other names of the same.
+/// Other names of the same. What an HGX and a DGX differ in is nothing that is described here.
 pub(super) const ALIASES: &[(&str, &str)] = &[
+    ("hgx-h100", "dgx-h100"),
+    ("8xh100", "dgx-h100"),
+    ("h100-8-nvswitch", "dgx-h100"),
+    ("dgx-h200", "hgx-h200"),
+    ("8xh200", "hgx-h200"),
     ("h200-8-nvswitch", "hgx-h200"),
-    ("h100-8-nvswitch", "hgx-h100"),
-    ("a100-8-nvswitch", "hgx-a100"),
+    ("hgx-b200", "dgx-b200"),
+    ("8xb200", "dgx-b200"),
+    ("hgx-a100", "dgx-a100"),
+    ("8xa100", "dgx-a100"),
+    ("a100-8-nvswitch", "dgx-a100"),
+    ("dgx-1", "dgx-1-v100"),
+    ("nvl72", "gb200-nvl72"),
     ("a100-4-nvlink-mesh", "4xa100-nvlink"),
     ("l40s-4-pcie", "4xl40s-pcie"),
     ("rtx4090-2-pcie", "2x4090"),
     ("h200-2-nvlink", "2xh200"),
     ("single-h200", "1xh200"),
-    ("8xh100", "hgx-h100"),
-    ("8xh200", "hgx-h200"),
-    ("8xa100", "hgx-a100"),
-    ("8xb200", "hgx-b200"),
-    ("nvl72", "gb200-nvl72"),
-    ("dgx-1", "dgx-1-v100"),
 ];

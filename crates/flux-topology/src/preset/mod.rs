@@ -18,8 +18,8 @@ impl Topology {
     /// [`Error::UnknownPreset`], which names them all.
     pub fn preset(name: &str) -> Result<Topology> {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
-        let canonical = alias.map_or(name, |(_, canonical)| canonical);
-        let Some(machine) = MACHINES.iter().find(|machine| machine.name == canonical) else {
+        let canonical = Self::preset_name(name);
+        let Some(machine) = MACHINES.iter().find(|machine| Some(machine.name) == canonical) else {
             let known = Self::presets().chain(ALIASES.iter().map(|(alias, _)| *alias)).collect();
             return Err(Error::UnknownPreset { name: name.to_owned(), known });
         };
@@ -31,7 +31,19 @@ impl Topology {
         MACHINES.iter().map(|machine| machine.name)
     }
 
-    /// What the machine of that name is, in a few words.
+    /// The first name of the machine of that name, which is one of [`presets`](Topology::presets): `8xh100` is a
+    /// `dgx-h100`. `None` where there is none.
+    pub fn preset_name(name: &str) -> Option<&'static str> {
+        let first = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, first)| first);
+        Self::presets().find(|known| *known == first)
+    }
+
+    /// Other names of the machine of that first name.
+    pub fn preset_aliases(name: &str) -> impl Iterator<Item = &'static str> {
+        ALIASES.iter().filter(move |(_, first)| *first == name).map(|(alias, _)| *alias)
+    }
+
+    /// What the machine of that first name is, in a few words.
     pub fn preset_in_words(name: &str) -> Option<&'static str> {
         MACHINES.iter().find(|machine| machine.name == name).map(|machine| machine.words)
     }

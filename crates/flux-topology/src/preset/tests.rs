@@ -5,15 +5,11 @@ fn every_preset() {
     // name, GPUs, hosts, full mesh, all P2P, NVSwitch, GB/s from 0 to 1, cards, order
     let table = [
         ("dgx-h100", 8, 1, true, true, Some(true), Some(18.0 * 20.6), 8, "full-mesh"),
-        ("hgx-h100", 8, 1, true, true, Some(true), Some(18.0 * 20.6), 8, "full-mesh"),
-        ("dgx-h200", 8, 1, true, true, Some(true), Some(18.0 * 20.6), 8, "full-mesh"),
         ("hgx-h200", 8, 1, true, true, Some(true), Some(18.0 * 20.6), 8, "full-mesh"),
         ("hgx-h800", 8, 1, true, true, Some(true), Some(8.0 * 20.6), 8, "full-mesh"),
         ("hgx-h20", 8, 1, true, true, Some(true), Some(18.0 * 20.6), 8, "full-mesh"),
         ("dgx-b200", 8, 1, true, true, Some(true), Some(18.0 * 40.1), 8, "full-mesh"),
-        ("hgx-b200", 8, 1, true, true, Some(true), Some(18.0 * 40.1), 8, "full-mesh"),
         ("dgx-a100", 8, 1, true, true, Some(true), Some(12.0 * 20.0), 8, "full-mesh"),
-        ("hgx-a100", 8, 1, true, true, Some(true), Some(12.0 * 20.0), 8, "full-mesh"),
         ("hgx-a800", 8, 1, true, true, Some(true), Some(8.0 * 20.0), 8, "full-mesh"),
         ("aws-p4d-24xl", 8, 1, true, true, Some(true), Some(12.0 * 20.0), 4, "full-mesh"),
         ("aws-g5-48xl", 8, 1, false, false, Some(false), None, 1, "two-level"),
@@ -61,7 +57,13 @@ fn other_names_are_of_the_same_machines() {
         let (a, b) = (Topology::preset(alias).unwrap(), Topology::preset(name).unwrap());
         assert_eq!((a.devices(), a.nics()), (b.devices(), b.nics()));
         assert_eq!(a.source(), &Source::Preset(alias));
+        assert_eq!(Topology::preset_name(alias), Some(*name));
+        assert!(Topology::preset_aliases(name).any(|other| other == *alias));
+        // A name is of one machine.
+        assert!(Topology::presets().all(|first| first != *alias));
     }
+    assert!(Topology::presets().all(|name| Topology::preset_name(name) == Some(name)));
+    assert_eq!(Topology::preset_name("h300"), None);
 }
 
 fn matrix(name: &str) -> String {
@@ -123,7 +125,15 @@ fn clusters() {
     assert!(order.reason.contains("2 machines with 8 each"), "{}", order.reason);
     let racks = Topology::preset("gb200-nvl72").unwrap().replicated(2).unwrap();
     assert_eq!((racks.device_count(), racks.host_count()), (144, 36));
-    assert_eq!(racks.order().order.name(), "two-level");
+    let order = racks.order();
+    assert_eq!(order.order.name(), "two-level");
+    assert_eq!(order.groups, [(0..72).collect::<Vec<_>>(), (72..144).collect()]);
+    assert_eq!(order.argument(), "mesh:0-71+mesh:72-143");
+    assert!(order.reason.contains("2 NVLink domains with 72 each"), "{}", order.reason);
+    let cubes = Topology::preset("dgx-1").unwrap();
+    assert_eq!(cubes.order().argument(), "mesh:0-3+mesh:4-7");
+    let cubes = cubes.replicated(2).unwrap().order();
+    assert_eq!(cubes.argument(), "(mesh:0-3+mesh:4-7)+(mesh:8-11+mesh:12-15)");
     assert_eq!(Topology::preset("dgx-2").unwrap().replicated(0), Err(Error::NoMachines));
     let many = Topology::preset("dgx-2").unwrap().replicated(usize::MAX);
     assert!(matches!(many, Err(Error::TooManyGpus { .. })));
@@ -132,6 +142,6 @@ fn clusters() {
 #[test]
 fn unknown_name_lists_the_known() {
     let text = Topology::preset("h300").unwrap_err().to_string();
-    assert!(text.contains("\"h300\"") && text.contains("dgx-h100, hgx-h100"), "{text}");
+    assert!(text.contains("\"h300\"") && text.contains("dgx-h100, hgx-h200"), "{text}");
     assert!(text.contains("h200-8-nvswitch"), "{text}");
 }

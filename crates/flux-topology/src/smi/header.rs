@@ -1,6 +1,9 @@
 //! The line above the matrix: which columns there are.
 
+use std::collections::BTreeSet;
+
 use super::line::Line;
+use crate::Result;
 
 /// The columns, in order.
 pub(crate) struct Header {
@@ -51,16 +54,20 @@ fn numbered(word: &str, prefix: &str) -> Option<u32> {
 }
 
 impl Header {
-    /// Reads the line, if it is the header.
-    pub(crate) fn read(line: &Line) -> Option<Header> {
-        let first = line.tokens.first()?;
+    /// Whether the line begins as the header does.
+    fn is_begun_by(line: &Line) -> bool {
+        let Some(first) = line.tokens.first() else { return false };
         let glued = split(&first.text);
-        let begins = numbered(glued.first()?, "GPU").is_some();
         // The first row begins with a GPU as well, and goes on with X or another cell.
         let second = glued.get(1).copied().or_else(|| Some(line.tokens.get(1)?.text.as_str()));
         let goes_on = second.is_none_or(|word| !super::cell::is_cell(word));
-        if !begins || !goes_on {
-            return None;
+        goes_on && glued.first().is_some_and(|first| numbered(first, "GPU").is_some())
+    }
+
+    /// Reads the line, if it is the header.
+    pub(crate) fn read(line: &Line) -> Result<Option<Header>> {
+        if !Header::is_begun_by(line) {
+            return Ok(None);
         }
         let mut header =
             Header { line: line.number, labels: Vec::new(), has_numa: false, warnings: Vec::new() };
@@ -80,18 +87,23 @@ impl Header {
             header.labels.extend(parts.into_iter().map(|name| Label { name: name.to_owned() }));
         }
         header.has_numa = words.windows(2).skip(tail).any(|pair| *pair == ["NUMA", "Affinity"]);
-        let mut names: Vec<&str> = header.labels.iter().map(|label| label.name.as_str()).collect();
-        names.sort_unstable();
-        // A line that names a device twice is something else.
-        if names.windows(2).any(|pair| pair.first() == pair.last()) {
-            return None;
+        let is_device = |label: &Label| Label::is_device(&label.name) || label.is_mig();
+        let mut seen = BTreeSet::new();
+        if let Some(label) = header.labels.iter().find(|label| !seen.insert(label.name.as_str())) {
+            if !header.labels.iter().all(is_device) {
+                // A sentence that begins with a GPU.
+                return Ok(None);
+            }
+            let token = line.tokens.iter().rev().find(|token| token.text.ends_with(&label.name));
+            let reason = format!("the header names {} twice; leave one, with its cells", label.name);
+            return Err(line.error(token.map_or(1, |token| token.column), reason));
         }
         if header.labels.iter().any(Label::is_mig) {
             header
                 .warnings
                 .push("MIG devices are left out: only whole GPUs can talk to each other".to_owned());
         }
-        Some(header)
+        Ok(Some(header))
     }
 }
 

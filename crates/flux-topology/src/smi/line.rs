@@ -81,5 +81,14 @@ fn tokens(text: &str, columns: &[usize]) -> Vec<Token> {
         }
         in_word = true;
     }
-    tokens
+    // The name of a part of a GPU is two words.
+    let is_number = |token: &Token| token.text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut joined: Vec<Token> = Vec::new();
+    for token in tokens {
+        match joined.last_mut().filter(|last| last.text == "MIG" && is_number(&token)) {
+            Some(last) => last.text = format!("MIG {}", token.text),
+            None => joined.push(token),
+        }
+    }
+    joined
 }

@@ -21,11 +21,17 @@ use crate::{Device, Error, FileFormat, Link, LinkKind, Nic, Result, Source, Topo
 /// Reads the text.
 pub(crate) fn read(text: &str) -> Result<Topology> {
     let lines: Vec<Line> = text.lines().enumerate().map(|(index, text)| Line::new(index + 1, text)).collect();
-    let Some((header_index, header)) =
-        lines.iter().enumerate().find_map(|(i, line)| Some((i, Header::read(line)?)))
-    else {
+    let mut found = None;
+    for (index, line) in lines.iter().enumerate() {
+        if let Some(header) = Header::read(line)? {
+            found = Some((index, header));
+            break;
+        }
+    }
+    let Some((header_index, header)) = found else {
         return Err(crate::file::unknown("no line begins with the columns GPU0 GPU1 …"));
     };
+    Topology::check_count(header.labels.iter().filter(|label| label.is_gpu()).count())?;
     let mut warnings = header.warnings.clone();
     let (rows, rest) = rows(&header, lines.get(header_index + 1..).unwrap_or_default(), &mut warnings)?;
     check_complete(&header, &rows, text, &mut warnings)?;
@@ -144,10 +150,12 @@ fn build(
             let (there, back) = (cell(from, to), cell(to, from));
             let (Some(there), Some(back)) = (there, back) else { continue };
             if (from == to) != (there.kind == LinkKind::Local) {
-                let row = gpus.get(from).map_or((header.line, 1), |(_, row)| (row.line, row.end_column));
+                let place = |row: &Row| Some((row.line, *row.columns.get(gpus.get(to)?.0)?));
+                let (line, column) =
+                    gpus.get(from).and_then(|(_, row)| place(row)).unwrap_or((header.line, 1));
                 let reason =
                     format!("the cell for GPU{to} in the row of GPU{from} is {there}; X is for a GPU itself");
-                return Err(Error::BadMatrix { line: row.0, column: row.1, reason });
+                return Err(Error::BadMatrix { line, column, reason });
             }
             // One wire cannot be of two kinds: the worse of the two is the safe one.
             let nearer =

@@ -12,6 +12,8 @@ pub(crate) struct Row {
     pub(crate) end_column: usize,
     /// In the order of the header's devices.
     pub(crate) cells: Vec<Link>,
+    /// The column of each cell, or of the word that it is stuck in.
+    pub(crate) columns: Vec<usize>,
     pub(crate) cpus: Option<CpuList>,
     pub(crate) numa_node: Option<u32>,
     /// How many fields follow the cells.
@@ -22,7 +24,7 @@ impl Row {
     /// Cells that are stuck together are taken apart, and noted in `glued` with their line and column.
     pub(crate) fn read(header: &Header, line: &Line, glued: &mut Vec<(usize, usize, String)>) -> Result<Row> {
         let wanted = header.labels.len();
-        let mut cells: Vec<Link> = Vec::new();
+        let (mut cells, mut columns): (Vec<Link>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut used = 1;
         for token in line.tokens.iter().skip(1) {
             if cells.len() >= wanted {
@@ -44,6 +46,7 @@ impl Row {
             if found.len() > 1 {
                 glued.push((line.number, token.column, token.text.clone()));
             }
+            columns.extend(found.iter().map(|_| token.column));
             cells.extend(found);
             used += 1;
         }
@@ -58,12 +61,28 @@ impl Row {
         let behind = line.tokens.get(used..).unwrap_or_default();
         let from = line.tokens.get(used - 1).map_or(0, |last| last.offset + last.text.len());
         let tail = Tail::read(line.text.get(from..).unwrap_or_default(), behind, header.has_numa);
+        // N/A and the like are not known; what has digits says something.
+        let wrong = |field: &str, what: &str| {
+            let begins = field.split_whitespace().next().unwrap_or_default();
+            let token = behind.iter().find(|token| token.text.starts_with(begins));
+            let reason = format!("{field:?} is no {what}; copy the row again, whole");
+            line.error(token.map_or(line.end_column(), |token| token.column), reason)
+        };
+        let says = |field: &Option<String>| {
+            field.clone().filter(|field| field.bytes().any(|byte| byte.is_ascii_digit()))
+        };
+        let cpus = says(&tail.cpus);
+        let cpus = cpus.map(|field| CpuList::parse(&field).ok_or_else(|| wrong(&field, "list of CPUs")));
+        let numa_node = says(&tail.numa);
+        let numa_node =
+            numa_node.map(|field| first_node(&field).ok_or_else(|| wrong(&field, "list of NUMA nodes")));
         Ok(Row {
             line: line.number,
             end_column: line.end_column(),
             cells,
-            cpus: tail.cpus.and_then(|text| CpuList::parse(&text)),
-            numa_node: tail.numa.as_deref().and_then(first_node),
+            columns,
+            cpus: cpus.transpose()?,
+            numa_node: numa_node.transpose()?,
             tail_fields: behind.len(),
         })
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::order::ranges;
+use crate::table::MOST_SHOWN;
 use crate::{Bandwidth, OrderChoice, Topology};
 
 impl Topology {
@@ -51,19 +53,27 @@ fn order(choice: &OrderChoice) -> String {
         return text;
     }
     if choice.groups.len() > 1 {
-        let group = |group: &Vec<usize>| group.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        let groups: Vec<String> = choice.groups.iter().map(group).collect();
+        // Of many, neighbours as a range.
+        let many = choice.sequence.len() > MOST_SHOWN;
+        let joined = |gpus: &[usize], by: &str| match many {
+            true => ranges(gpus.iter().copied()),
+            false => gpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(by),
+        };
+        let groups: Vec<String> = choice.groups.iter().map(|group| joined(group, " ")).collect();
         let _ = writeln!(text, "  groups: {}", groups.join(" | "));
-        let ring: Vec<String> = choice.sequence.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "  as a ring: {}", ring.join("-"));
+        let _ = writeln!(text, "  as a ring: {}", joined(&choice.sequence, "-"));
     }
     if let Some(ring) = &choice.strongest_ring {
-        let ring: Vec<String> = ring.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "  a ring with the most NVLinks at every step: {}", ring.join("-"));
+        let ring = ranges(ring.iter().copied());
+        let _ = writeln!(
+            text,
+            "  a ring with the most NVLinks at every step, which may be faster: --order ring:{ring}"
+        );
     }
     let _ = writeln!(
         text,
-        "  it is what flux begins with if it is told nothing, one rank on each GPU (`flux plan` says more); --order {}",
+        "  to have it: --order {}; if told nothing, flux takes it, one rank on each GPU, unless it expects another order \
+         to be faster or has measured that: `flux plan` names the one it takes",
         choice.argument()
     );
     let _ = writeln!(text, "  AllGather: {}", choice.all_gather());

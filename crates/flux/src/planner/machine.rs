@@ -4,8 +4,9 @@ use super::model::Model;
 use crate::{Error, Order, Result};
 use flux_sim::{Gpu, Machine, Node};
 use flux_swizzle::Pattern;
-use flux_topology::{CommunicationOrder, Device, LinkKind, Topology};
+use flux_topology::{Device, LinkKind, Topology};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// What is assumed of a connection that nobody describes: PCIe 4.0 x16, between sockets, and a 100 Gbit/s card, in GB/s.
 const PCIE_GB_PER_S: f64 = 24.0;
@@ -65,7 +66,7 @@ impl From<Machine> for SimMachine {
 }
 
 /// The topology as the simulator takes it: as it is, or the first so many GPUs of its first machine, each time so many times over.
-/// `name` is for people. Machines must have the same number of GPUs, unless NVLink joins all of them.
+/// `name` is for people. Machines must have the same number of GPUs; those that NVLink joins count as one.
 pub fn machine_of(
     (name, topology): (&str, &Topology),
     gpus: Option<usize>,
@@ -90,12 +91,16 @@ fn add_plain(orders: &mut Vec<Pattern>, gpus: usize, nodes: usize) {
 impl Description {
     /// The topology as it is, or the first `gpus` GPUs of its first machine, `times` times.
     pub(crate) fn of(name: &str, topology: &Topology, gpus: Option<usize>, times: usize) -> Result<Self> {
-        let of_host = |host| topology.devices().iter().filter(|device| device.host == host).count();
-        let hosts = topology.host_count();
-        let joined = hosts > 1 && topology.order().order == CommunicationOrder::FullMesh;
-        let (of_machine, machines) = if joined { (topology.device_count(), 1) } else { (of_host(0), hosts) };
-        if !joined && gpus.is_none() && (0..hosts).any(|host| of_host(host) != of_machine) {
+        // What NVLink joins is one machine here.
+        let domains = topology.domains();
+        let of_machine = domains.first().map_or(0, Vec::len);
+        let machines = domains.len();
+        if gpus.is_none() && domains.iter().any(|domain| domain.len() != of_machine) {
             let reason = "its machines differ in how many GPUs they have; describe one of them";
+            return Err(Error::NoMachine { reason: reason.into() });
+        }
+        if !domains.iter().flatten().copied().eq(0..topology.device_count()) {
+            let reason = "its GPUs are not numbered machine by machine; describe one of them";
             return Err(Error::NoMachine { reason: reason.into() });
         }
         let nodes = if gpus.is_none() { machines.saturating_mul(times) } else { times };
@@ -118,10 +123,11 @@ impl Description {
             pairs().any(|(a, b)| topology.link(a, b).is_some_and(|link| link.p2p.access.is_denied()));
         let numa = topology.numa_groups().groups.into_iter();
         let numa: Vec<usize> = numa.map(|group| group.iter().filter(|&&gpu| gpu < gpus).count()).collect();
+        let hosts: BTreeSet<usize> = topology.devices().iter().take(gpus).map(|device| device.host).collect();
         let cards: Vec<f64> = topology
             .nics()
             .iter()
-            .filter(|nic| nic.host == 0)
+            .filter(|nic| hosts.contains(&nic.host))
             .filter_map(|nic| nic.megabits_per_s)
             .map(|megabits| f64::from(u32::try_from(megabits).unwrap_or(u32::MAX)) / 8000.0)
             .collect();
