@@ -45,10 +45,10 @@ use crate::tuner::Entry;
 use crate::{Group, OpSpec, Path, PathPreference, Result, TileShape};
 use candidate::{Ground, order_name};
 use facts::Facts;
-use model::Model;
+use model::{Model, Prediction};
 use orders::Orders;
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use weigh::{Pick, Weighed};
 
 /// Up to so many ranks, each number of rows is planned by itself: that takes about a millisecond.
@@ -83,6 +83,8 @@ pub(crate) struct Planner {
     group: Option<Group>,
     /// By rows of a call. Mostly read, by all ranks at once.
     chosen: RwLock<BTreeMap<usize, Chosen>>,
+    /// With many ranks, what was reckoned: a call of the most rows is planned by what the operation was built by.
+    reckoned: Mutex<Vec<(usize, Plan, Option<Prediction>)>>,
 }
 
 impl Planner {
@@ -108,6 +110,7 @@ impl Planner {
             built: None,
             group: Some(group.clone()),
             chosen: RwLock::default(),
+            reckoned: Mutex::default(),
         };
         planner.built = Some(planner.build()?);
         Ok(planner)

@@ -9,7 +9,7 @@ use super::{Explain, Planner, Wishes, tiles};
 use crate::delivery::Choice;
 use crate::{Delivery, Error, Group, OpSpec, Result, TileShape};
 use flux_swizzle::Pattern;
-use std::sync::RwLock;
+use std::sync::{Mutex, RwLock};
 
 /// The tile that GPUs' kernels are cut into if nothing speaks for another.
 const USUAL_TILE: TileShape = TileShape { rows: 128, columns: 128 };
@@ -68,6 +68,7 @@ impl Planner {
             built: None,
             group: None,
             chosen: RwLock::default(),
+            reckoned: Mutex::default(),
         };
         planner.built = Some(planner.build()?);
         Ok(planner)

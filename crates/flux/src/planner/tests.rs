@@ -306,6 +306,19 @@ fn chunks_are_decided_for_each_number_of_rows() {
     }
 }
 
+/// As tests are built 2 to 5 s each on a core; the limit leaves room for other programs.
+#[test]
+fn a_thousand_ranks_are_planned_in_seconds() {
+    let machine: SimMachine = Machine::preset("dgx-h100", 128).unwrap().into();
+    for (op, n, k) in [(OpKind::AgGemm, 1024 * 6144, 12288), (OpKind::GemmRs, 12288, 1024 * 6144)] {
+        let begin = Instant::now();
+        // Shards of unlike length, too.
+        let explain = explain_on(&machine, op, &spec(n, k, 5000), 5000).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(25), "{op}: {:?}", begin.elapsed());
+        assert!(explain.predicted_us.is_some() && explain.order == machine.machine.pattern(), "{explain}");
+    }
+}
+
 #[test]
 fn planning_takes_no_longer_than_a_call() {
     for (name, n, k) in [("hgx-h200", 8 * 6144, 12288), ("8xl20-pcie", 8 * 7168, 8192)] {

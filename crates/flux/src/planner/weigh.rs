@@ -2,9 +2,11 @@
 
 use super::candidate::{self, Plan, Possible, pads};
 use super::model::Prediction;
-use super::{PlanSource, Planner};
+use super::{EXACT_RANKS, PlanSource, Planner};
 use crate::tuner::Entry;
 use crate::{Path, PathPreference, Result, TileShape};
+use flux_sim::Schedules;
+use std::sync::PoisonError;
 
 /// A candidate with all that is known of it.
 pub(super) struct Weighed {
@@ -29,23 +31,38 @@ impl Planner {
         let built_chunk = self.built.as_ref().map(|built| built.chunks.of(m));
         let all = candidate::all(&self.layer, &self.ground, &self.wishes, (m, built_chunk))?;
         let entry = Entry::nearest(&self.tuned, m);
+        let schedules = Schedules::default();
         let weigh = |mut possible: Possible| {
             let plan = &possible.plan;
             let modelled =
                 wanted(plan) && possible.excluded.is_none() && plan.path != Path::CommunicationOnly;
-            let prediction = modelled.then(|| self.model.predict(&self.layer, m, plan)).transpose();
+            let prediction = modelled.then(|| self.predict(&schedules, m, plan)).flatten();
             let shard_rows = self.layer.shards(m)?.max_rows();
             let measured_us = entry.and_then(|entry| entry.measured(plan, shard_rows));
-            let prediction = prediction.unwrap_or_else(|error| {
-                // The model has limits of its own; what it cannot reckon with is still possible.
-                tracing::debug!(%error, %plan, "no prediction");
-                None
-            });
             let pads = pads(&self.layer, &self.ground, m, plan)?;
             possible.plan.tile = prediction.and_then(|prediction| prediction.tile);
             Ok(Weighed { possible, prediction, measured_us, pads })
         };
         all.into_iter().map(weigh).collect()
+    }
+
+    /// What a call is expected to take. With many ranks that takes long, and is not done twice.
+    fn predict(&self, schedules: &Schedules, m: usize, plan: &Plan) -> Option<Prediction> {
+        // The model has limits of its own; what it cannot reckon with is still possible.
+        let reckon = || {
+            let predicted = self.model.predict(schedules, &self.layer, m, plan);
+            predicted.inspect_err(|error| tracing::debug!(%error, %plan, "no prediction")).ok()
+        };
+        if self.layer.world_size <= EXACT_RANKS {
+            return reckon();
+        }
+        let mut reckoned = self.reckoned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = reckoned.iter().find(|(rows, of, _)| (*rows, of) == (m, plan)) {
+            return known.2;
+        }
+        let prediction = reckon();
+        reckoned.push((m, plan.clone(), prediction));
+        prediction
     }
 
     /// The best of those that `fit`.
