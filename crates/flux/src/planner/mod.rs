@@ -67,6 +67,9 @@ pub(crate) struct Chosen {
     pub(crate) tile: Option<TileShape>,
 }
 
+/// What a call is expected to take, or why that cannot be reckoned.
+type Reckoned = std::result::Result<Prediction, String>;
+
 /// Plans the calls of one operation.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -84,7 +87,7 @@ pub(crate) struct Planner {
     /// By rows of a call. Mostly read, by all ranks at once.
     chosen: RwLock<BTreeMap<usize, Chosen>>,
     /// With many ranks, what was reckoned: a call of the most rows is planned by what the operation was built by.
-    reckoned: Mutex<Vec<(usize, Plan, Option<Prediction>)>>,
+    reckoned: Mutex<Vec<(usize, Plan, Reckoned)>>,
 }
 
 impl Planner {
