@@ -96,6 +96,10 @@ fn mistakes_are_explained_in_one_line() {
     }
     let ran = flux(&["tune", "ag-gemm", "--check", "--tolerance", "nan"]);
     assert!(ran.status.code() == Some(2) && String::from_utf8_lossy(&ran.stderr).contains("finite"));
+    let most = format!("{},1,1", u64::MAX);
+    let ran = flux(&["tune", "ag-gemm", "--backend", "host", "--ranks", "2", "--check", "--shape", &most]);
+    let error = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.code() == Some(2) && error.contains(&u64::MAX.to_string()), "{error}");
     for command in ["plan", "sim"] {
         let list = table(&[&[command, "ag-gemm"], &SIZES[..], &["--preset", "list"]].concat());
         assert!(list.contains("8xl20-pcie") && list.contains("aws-p4d-24xl"), "{list}");
