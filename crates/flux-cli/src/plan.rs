@@ -8,9 +8,13 @@ use crate::bench::{DEFAULT_RANKS, DTypeArgument, FormatArgument};
 use crate::error::Error;
 use crate::machine::Described;
 use crate::output::{print, speaks};
+use crate::topo;
 use clap::Args;
 use flux::{OpKind, OpSpec};
 use std::path::PathBuf;
+
+/// What says nothing of another machine.
+const OF_THIS_MACHINE: [&str; 6] = ["backend", "peer_memory", "sharing", "transport", "fake_nodes", "cache"];
 
 #[derive(Args)]
 pub(crate) struct PlanArguments {
@@ -33,12 +37,12 @@ pub(crate) struct PlanArguments {
     /// Ranks; by default 4, or one for each GPU.
     #[arg(long, value_name = "W", value_parser = parse_ranks)]
     ranks: Option<usize>,
-    /// A machine that need not be at hand, by the name that `flux sim` or `flux topo` knows it by; ranks beyond its GPUs are on more
+    /// A machine that need not be at hand, by the name that `flux sim` or `flux topo` knows it by (`list` lists them); ranks beyond its GPUs are on more
     /// of them.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = OF_THIS_MACHINE)]
     preset: Option<String>,
     /// The machine that a file describes: NCCL's topology XML, or the text of `nvidia-smi topo -m`; `-` is the standard input.
-    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    #[arg(long, value_name = "FILE", conflicts_with = "preset", conflicts_with_all = OF_THIS_MACHINE)]
     file: Option<PathBuf>,
     /// Type of the elements of A and B.
     #[arg(long, value_enum, default_value_t = DTypeArgument::Bf16)]
@@ -96,6 +100,9 @@ impl From<OpArgument> for OpKind {
 }
 
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Error> {
+    if arguments.preset.as_deref() == Some("list") {
+        return topo::list_all();
+    }
     let (op, m) = (OpKind::from(arguments.op), arguments.m);
     let explain = match Described::new(arguments.preset.as_deref(), arguments.file.as_deref())? {
         Some(described) => {

@@ -39,6 +39,14 @@ pub(crate) fn run(arguments: &TopoArguments) -> Result<(), Error> {
     print(format_args!("{}", text.trim_end()))
 }
 
+/// The machines of `flux sim` and `flux plan`: the simulator's own, and the others that are known here.
+pub(crate) fn list_all() -> Result<(), Error> {
+    print("with the simulator's own constants:")?;
+    flux_sim::Machine::presets().try_for_each(|name| print(format_args!("  {name}")))?;
+    print("by what connects their GPUs, where the name is none of these:")?;
+    list()
+}
+
 fn list() -> Result<(), Error> {
     Topology::presets().try_for_each(|name| {
         let words = Topology::preset_in_words(name).unwrap_or_default();

@@ -88,6 +88,22 @@ fn mistakes_are_explained_in_one_line() {
         assert!(ran.status.code() == Some(2) && ran.stdout.is_empty(), "{arguments:?}: {error}");
         assert!(error.lines().count() == 1 && error.contains(words), "{arguments:?}: {error}");
     }
+    // Nothing that says how to run here says anything of another machine.
+    for of_here in [["--backend", "host"], ["--transport", "sockets"], ["--fake-nodes", "2"]] {
+        let ran = flux(&[&["plan", "ag-gemm"], &SIZES[..], &["--preset", "dgx-h100"], &of_here].concat());
+        let error = String::from_utf8(ran.stderr).unwrap();
+        assert!(ran.status.code() == Some(2) && error.contains(of_here[0]), "{error}");
+    }
+    let ran = flux(&["tune", "ag-gemm", "--check", "--tolerance", "nan"]);
+    assert!(ran.status.code() == Some(2) && String::from_utf8_lossy(&ran.stderr).contains("finite"));
+    let most = format!("{},1,1", u64::MAX);
+    let ran = flux(&["tune", "ag-gemm", "--backend", "host", "--ranks", "2", "--check", "--shape", &most]);
+    let error = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.code() == Some(2) && error.contains(&u64::MAX.to_string()), "{error}");
+    for command in ["plan", "sim"] {
+        let list = table(&[&[command, "ag-gemm"], &SIZES[..], &["--preset", "list"]].concat());
+        assert!(list.contains("8xl20-pcie") && list.contains("aws-p4d-24xl"), "{list}");
+    }
     let ran = flux(&["tune", "ag-gemm", "--backend", "host", "--ranks", "2", "--cache", "/proc/no/cache"]);
     let error = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.code() == Some(2) && error.contains("/proc/no/cache"), "{error}");

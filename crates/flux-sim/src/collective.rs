@@ -3,7 +3,8 @@
 use crate::Machine;
 use crate::clock::Clock;
 use crate::flows::{Flows, SAME_US, Time};
-use flux_swizzle::{Collective, Schedule};
+use crate::symmetry::Simulated;
+use flux_swizzle::{Collective, Schedule, Transfer};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -32,10 +33,17 @@ pub(crate) type Milestones = Vec<(f64, usize, usize)>;
 pub(crate) struct Moved {
     /// By transfer: when it was begun, and when its signal was seen.
     pub(crate) spans: Vec<(f64, f64)>,
-    /// By rank.
-    pub(crate) clocks: Vec<Clock>,
+    /// Of the ranks that were simulated.
+    clocks: Vec<Clock>,
     /// By link, in bytes.
     pub(crate) carried: Vec<f64>,
+}
+
+impl Moved {
+    /// How `rank` got on.
+    pub(crate) fn clock(&self, rank: usize) -> &Clock {
+        &self.clocks[rank % self.clocks.len()]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,7 +58,10 @@ enum Event {
 
 struct State<'a> {
     schedule: &'a Schedule,
+    /// What the simulated ranks send.
+    transfers: &'a [Transfer],
     machine: &'a Machine,
+    simulated: Simulated,
     costs: Costs,
     bytes: &'a dyn Fn(usize, usize) -> f64,
     /// By transfer: how much it still waits for.
@@ -69,23 +80,24 @@ struct State<'a> {
 
 impl<'a> State<'a> {
     fn new(
-        machine: &'a Machine,
+        (machine, simulated): (&'a Machine, Simulated),
         schedule: &'a Schedule,
         costs: Costs,
         bytes: &'a dyn Fn(usize, usize) -> f64,
     ) -> Self {
-        let transfers = schedule.transfers();
+        let sent: usize = (0..simulated.ranks).map(|rank| schedule.sends(rank).len()).sum();
+        let transfers = &schedule.transfers()[..sent]; // sorted by source
         let computed = usize::from(schedule.collective() != Collective::AllGather);
         let missing = transfers
             .iter()
             .map(|transfer| transfer.arrivals + usize::from(transfer.after.is_some()) + computed);
         let mut counts = vec![0; schedule.world_size()];
-        transfers.iter().for_each(|of| counts[of.shard] = counts[of.shard].max(of.chunk + 1));
+        schedule.transfers().iter().for_each(|of| counts[of.shard] = counts[of.shard].max(of.chunk + 1));
         let begins =
             counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + count))).collect();
         let chunks: (Vec<usize>, usize) = (begins, counts.iter().sum());
         let mut by_after = Lists::new(transfers.len(), transfers.len());
-        let mut by_chunk = Lists::new(schedule.world_size() * chunks.1, transfers.len());
+        let mut by_chunk = Lists::new(simulated.ranks * chunks.1, transfers.len());
         // Lists are last in, first out.
         for (index, transfer) in transfers.iter().enumerate().rev() {
             transfer.after.into_iter().for_each(|after| by_after.add(after, index));
@@ -93,14 +105,16 @@ impl<'a> State<'a> {
         }
         Self {
             schedule,
+            transfers,
             machine,
+            simulated,
             costs,
             bytes,
             missing: missing.collect(),
             by_after,
             by_chunk,
             chunks,
-            awake: vec![false; schedule.world_size()],
+            awake: vec![false; simulated.ranks],
             events: BinaryHeap::new(),
             spans: vec![(0.0, 0.0); transfers.len()],
         }
@@ -119,7 +133,7 @@ impl<'a> State<'a> {
     }
 
     fn begin(&mut self, index: usize, now_us: f64) {
-        let transfer = &self.schedule.transfers()[index];
+        let transfer = &self.transfers[index];
         let mut setup = self.costs.setup_us;
         if self.schedule.sums(transfer) {
             let parts = (transfer.arrivals + 2) as f64;
@@ -154,8 +168,9 @@ impl<'a> State<'a> {
             next = self.by_after.next(follower);
             self.happened(follower, now_us);
         }
-        let transfer = &self.schedule.transfers()[index];
-        self.available(transfer.destination, transfer.shard, transfer.chunk, now_us);
+        let transfer = &self.transfers[index];
+        let (rank, shard) = self.simulated.like(transfer.destination, transfer.shard);
+        self.available(rank, shard, transfer.chunk, now_us);
     }
 }
 
@@ -196,14 +211,17 @@ pub(crate) fn run(
     start_us: f64,
     milestones: &[Milestones],
 ) -> Moved {
-    let transfers = schedule.transfers();
-    let mut state = State::new(machine, schedule, costs, bytes);
-    let mut clocks = vec![Clock::new(machine.node().gpu.memory_gb_per_s); machine.gpus()];
-    let (mut versions, mut reached) = (vec![0_u32; machine.gpus()], vec![0_usize; machine.gpus()]);
+    let simulated = Simulated::new(machine, schedule, bytes, milestones);
+    let ranks = simulated.ranks;
+    let mut state = State::new((machine, simulated), schedule, costs, bytes);
+    let transfers = state.transfers;
+    let milestones = milestones.get(..ranks).unwrap_or_default();
+    let mut clocks = vec![Clock::new(machine.node().gpu.memory_gb_per_s); ranks];
+    let (mut versions, mut reached) = (vec![0_u32; ranks], vec![0_usize; ranks]);
     // Whose memory a transfer keeps busy.
     let busy = |index: usize| {
         let transfer = &transfers[index];
-        [Some(transfer.destination), Some(transfer.source).filter(|_| costs.reads_source)]
+        [Some(transfer.destination % ranks), Some(transfer.source).filter(|_| costs.reads_source)]
             .into_iter()
             .flatten()
     };
@@ -237,7 +255,8 @@ pub(crate) fn run(
             match event {
                 Event::Flows(index) => {
                     let transfer = &transfers[index];
-                    let route = machine.route(transfer.source, transfer.destination);
+                    let mut route = machine.route(transfer.source, transfer.destination);
+                    route.iter_mut().for_each(|link| *link = simulated.link(machine, *link));
                     flows.begin(index, route, bytes(transfer.shard, transfer.chunk), now);
                 }
                 Event::Seen(index) => state.seen(index, now),
@@ -270,5 +289,7 @@ pub(crate) fn run(
             }
         }
     }
-    Moved { spans: state.spans, clocks, carried: flows.carried() }
+    let carried = flows.carried();
+    let carried = (0..carried.len()).map(|link| carried[simulated.link(machine, link)]).collect();
+    Moved { spans: state.spans.repeat(simulated.times()), clocks, carried }
 }

@@ -2,7 +2,7 @@
 
 use crate::gemm::fastest_us;
 use crate::library::nccl_us;
-use crate::{Baseline, Machine, Outcome, Path, Plan, Problem, Result, simulate};
+use crate::{Baseline, Machine, Outcome, Path, Plan, Problem, Result, Schedules};
 
 /// What the ways of an operation take, in µs.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,8 @@ impl Comparison {
 
 /// Simulates all ways; of `plan`, all but the path counts.
 pub fn compare(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Comparison> {
-    let way = |path, timeline| simulate(machine, problem, &Plan { path, timeline, ..plan.clone() });
+    let schedules = Schedules::default();
+    let way = |path, timeline| schedules.simulate(machine, problem, &Plan { path, timeline, ..plan.clone() });
     let gemm_us = fastest_us(&machine.node().gpu, problem, problem.m);
     let unfused_us = way(Path::Unfused, false)?.total_us;
     Ok(Comparison {

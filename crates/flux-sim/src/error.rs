@@ -8,9 +8,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// No GPUs, or more than are simulated.
-    #[error("{gpus} GPUs cannot be simulated; from 1 to {most} can")]
+    #[error(
+        "{} GPUs cannot be simulated; from 1 to {most} can",
+        if *gpus == usize::MAX { "so many".to_owned() } else { gpus.to_string() }
+    )]
     Gpus {
-        /// How many were asked for.
+        /// How many were asked for; as many as can be counted if they are more.
         gpus: usize,
         /// How many can be.
         most: usize,

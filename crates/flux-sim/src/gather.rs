@@ -1,7 +1,7 @@
 //! An AllGather, and the GEMM that waits for it.
 
 use crate::collective::{Moved, run};
-use crate::gemm::{Cut, Sms, fastest_us};
+use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
 use crate::operation::{Call, Outcome, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
@@ -10,14 +10,13 @@ use flux_swizzle::{Chunks, Collective, Schedule};
 impl Call<'_> {
     /// When all have gathered and multiplied.
     pub(crate) fn all_gather(&self) -> Result<Outcome> {
-        let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
+        let schedule = self.schedules.of(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let fused = self.plan.path == Path::Fused;
         let start_us = if fused { self.prologue_us() } else { 0.0 };
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
-            let done = nccl_us(self.machine, self.problem) + fastest_us(gpu, self.problem, self.problem.m);
+            let done = nccl_us(self.machine, self.problem) + self.gemm_us(self.problem.m);
             return Ok(self.outcome(vec![done; self.machine.gpus()], None, Vec::new()));
         }
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &[]);
@@ -30,7 +29,7 @@ impl Call<'_> {
                 Path::Fused => self.gated_gemm(rank, &arrived, &moved, cut, start_us, &mut timeline),
                 Path::Chunked => self.chunked_gemms(rank, &arrived, &mut timeline),
                 Path::Unfused => {
-                    let end = arrived.all_us + fastest_us(gpu, self.problem, self.problem.m);
+                    let end = arrived.all_us + self.gemm_us(self.problem.m);
                     self.span(&mut timeline, (rank, Activity::Multiply, None), (arrived.all_us, end));
                     end
                 }
@@ -90,7 +89,7 @@ impl Call<'_> {
         start_us: f64,
         timeline: &mut Vec<Span>,
     ) -> f64 {
-        let clock = &moved.clocks[rank];
+        let clock = moved.clock(rank);
         let launched = start_us + self.machine.node().gpu.launch_us;
         let mut sms = Sms::new(cut.sms, clock.work_at(launched));
         let mut end = clock.work_at(launched);
@@ -115,12 +114,11 @@ impl Call<'_> {
 
     /// A GEMM for each shard, as it arrives.
     fn chunked_gemms(&self, rank: usize, arrived: &Arrived, timeline: &mut Vec<Span>) -> f64 {
-        let gpu = &self.machine.node().gpu;
         let mut end: f64 = 0.0;
         for &shard in &arrived.order {
             let begin = end.max(arrived.by_shard[shard]);
             self.span(timeline, (rank, Activity::Wait, Some(shard)), (end, begin));
-            end = begin + fastest_us(gpu, self.problem, self.shards.rows(shard));
+            end = begin + self.gemm_us(self.shards.rows(shard));
             self.span(timeline, (rank, Activity::Multiply, Some(shard)), (begin, end));
         }
         end

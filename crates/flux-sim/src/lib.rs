@@ -16,6 +16,8 @@ mod plan;
 mod preset;
 mod reduce;
 mod scatter;
+mod schedules;
+mod symmetry;
 mod timeline;
 
 pub use compare::{Comparison, compare};
@@ -24,4 +26,5 @@ pub use gpu::{Gpu, TileRate};
 pub use machine::{Link, Machine, Node};
 pub use operation::{LinkBytes, Outcome, simulate};
 pub use plan::{Baseline, Op, Path, Plan, Problem, Style};
+pub use schedules::Schedules;
 pub use timeline::{Activity, Span};

@@ -165,6 +165,16 @@ impl Machine {
         vec![pcie_out, out, into, pcie_in]
     }
 
+    /// The link of the first node that is there what this one is in its node.
+    pub(crate) fn in_first_node(&self, link: usize) -> usize {
+        let (nics, bridges) = (self.nics_begin(0), self.nics_begin(self.nodes));
+        match link {
+            _ if link < nics => link % (4 * self.node.gpus),
+            _ if link < bridges => nics + (link - nics) % (self.nics_begin(1) - nics),
+            _ => bridges + (link - bridges) % (2 * self.node.bridges.len()).max(1),
+        }
+    }
+
     fn nics_begin(&self, node: usize) -> usize {
         4 * self.gpus() + node * (2 * self.node.nics.max(1) + self.node.numa.len() * self.node.numa.len())
     }
@@ -249,6 +259,17 @@ mod tests {
             names("dgx-a100", 2, 3, 14),
             ["gpu 3 pcie out", "node 0 nic 1 out", "node 1 nic 3 in", "gpu 14 pcie in"]
         );
+        for preset in ["dgx-1-v100", "8xl20-numa-3-5", "dgx-a100"] {
+            let machine = Machine::preset(preset, 3).unwrap();
+            let gpus = machine.node().gpus;
+            for (from, to) in (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to))) {
+                for node in 0..3 {
+                    let first = |link| machine.in_first_node(link);
+                    let moved = machine.route(from + node * gpus, to + node * gpus).into_iter().map(first);
+                    assert_eq!(moved.collect::<Vec<_>>(), machine.route(from, to));
+                }
+            }
+        }
         assert_eq!(names("dgx-a100", 1, 3, 8), Vec::<String>::new());
         assert_eq!(names("dgx-a100", 1, usize::MAX, 0), Vec::<String>::new());
     }

@@ -1,9 +1,12 @@
 //! One call of an operation on all ranks.
 
 use crate::collective::{Costs, Moved};
-use crate::gemm::Cut;
+use crate::gemm::{Cut, fastest_us};
+use crate::schedules::Schedules;
 use crate::{Activity, Error, Machine, Op, Path, Plan, Problem, Result, Span, Style, TileRate};
 use flux_swizzle::{Chunks, Pattern, Schedule, Shards};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// A barrier of all ranks over NVLink beyond its launch, in µs: a signal to all, and one from all (measured: 2.0 to 2.2 a round).
 const BARRIER_US: f64 = 2.0;
@@ -11,8 +14,9 @@ const BARRIER_US: f64 = 2.0;
 const BARRIER_HOP_US: f64 = 1.3;
 /// Shards travel whole up to this size.
 const WHOLE_BYTES: usize = 32 << 20;
-/// What SMs store is complete in so many parts of a shard, one after the other.
-const STORED_PARTS: usize = 8;
+/// What SMs store is complete in so many parts of a shard, one after the other; and in no more parts of the whole, unless there are
+/// more shards.
+const STORED_PARTS: (usize, usize) = (8, 512);
 /// More transfers would take gigabytes.
 const MOST_TRANSFERS: usize = 1 << 24;
 /// The most bytes of C for which each rank sums all, and the most rows.
@@ -44,6 +48,16 @@ pub struct LinkBytes {
 
 /// Simulates a call. The same arguments give the same outcome, to the last bit.
 pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Outcome> {
+    simulate_with(&Schedules::default(), machine, problem, plan)
+}
+
+/// The same with schedules of other calls.
+pub(crate) fn simulate_with(
+    schedules: &Schedules,
+    machine: &Machine,
+    problem: &Problem,
+    plan: &Plan,
+) -> Result<Outcome> {
     problem.check()?;
     plan.style.check()?;
     let pattern = plan.pattern.clone().unwrap_or_else(|| machine.pattern());
@@ -52,7 +66,8 @@ pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Out
         return Err(Error::OtherRanks { ranks, gpus });
     }
     let shards = Shards::new(problem.m, gpus)?;
-    let call = Call { machine, problem, plan, pattern: &pattern, shards };
+    let gemms_us = RefCell::default();
+    let call = Call { schedules, machine, problem, plan, pattern: &pattern, shards, gemms_us };
     let reduced = match problem.op {
         Op::AgGemm => return call.all_gather(),
         Op::GemmRs => return call.reduce_scatter(),
@@ -70,16 +85,25 @@ pub fn simulate(machine: &Machine, problem: &Problem, plan: &Plan) -> Result<Out
 }
 
 pub(crate) struct Call<'a> {
+    pub(crate) schedules: &'a Schedules,
     pub(crate) machine: &'a Machine,
     pub(crate) problem: &'a Problem,
     pub(crate) plan: &'a Plan,
     pub(crate) pattern: &'a Pattern,
     pub(crate) shards: Shards,
+    /// By rows: what the fastest GEMM takes.
+    gemms_us: RefCell<BTreeMap<usize, f64>>,
 }
 
 impl Call<'_> {
     pub(crate) fn style(&self) -> &Style {
         &self.plan.style
+    }
+
+    /// What the fastest GEMM of so many rows takes.
+    pub(crate) fn gemm_us(&self, rows: usize) -> f64 {
+        let gpu = &self.machine.node().gpu;
+        *self.gemms_us.borrow_mut().entry(rows).or_insert_with(|| fastest_us(gpu, self.problem, rows))
     }
 
     pub(crate) fn memory_us(&self, bytes: f64) -> f64 {
@@ -89,7 +113,8 @@ impl Call<'_> {
     pub(crate) fn chunks(&self) -> Result<Chunks> {
         let row_bytes = self.problem.row_bytes().max(1);
         let whole = self.shards.max_rows().min(WHOLE_BYTES.div_ceil(row_bytes)).max(1);
-        let stored = if self.stores() { self.shards.max_rows().div_ceil(STORED_PARTS).max(1) } else { whole };
+        let parts = (STORED_PARTS.1 / self.machine.gpus()).clamp(1, STORED_PARTS.0);
+        let stored = if self.stores() { self.shards.max_rows().div_ceil(parts).max(1) } else { whole };
         let chunks = Chunks::new(self.shards, self.plan.chunk_rows.unwrap_or(stored).max(1))?;
         let count: usize = (0..self.machine.gpus()).map(|shard| chunks.count(shard)).sum();
         let transfers = count.saturating_mul(self.machine.gpus() - 1);

@@ -1,10 +1,9 @@
 //! A GEMM, and the AllReduce of its result.
 
 use crate::collective::run;
-use crate::gemm::fastest_us;
 use crate::operation::{Call, Outcome};
 use crate::{Activity, Baseline, Path, Result};
-use flux_swizzle::{Collective, Schedule};
+use flux_swizzle::Collective;
 
 impl Call<'_> {
     /// An AllReduce: a ReduceScatter, then an AllGather of the sums.
@@ -14,7 +13,7 @@ impl Call<'_> {
         }
         let first = self.reduce_scatter()?;
         let chunks = self.chunks()?;
-        let schedule = Schedule::new(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
+        let schedule = self.schedules.of(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
         let moved =
             run(self.machine, &schedule, self.costs(), &self.chunk_bytes(&chunks), first.total_us, &[]);
         // Each rank then copies what has come to where it is wanted; the last shard after it has come.
@@ -44,8 +43,8 @@ impl Call<'_> {
         let gpu = &self.machine.node().gpu;
         let gpus = self.machine.gpus();
         let bytes = (self.problem.m * self.problem.row_bytes()) as f64;
-        let multiplied = self.prologue_us() + fastest_us(gpu, self.problem, self.problem.m);
-        let schedule = Schedule::new(Collective::AllGather, self.pattern, |_| 1)?;
+        let multiplied = self.prologue_us() + self.gemm_us(self.problem.m);
+        let schedule = self.schedules.of(Collective::AllGather, self.pattern, |_| 1)?;
         let moved = run(self.machine, &schedule, self.costs(), &|_, _| bytes, multiplied, &[]);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);

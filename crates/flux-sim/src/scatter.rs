@@ -1,7 +1,7 @@
 //! A GEMM, and the ReduceScatter of its result.
 
 use crate::collective::{Milestones, Moved, run};
-use crate::gemm::{Cut, Sms, fastest_us};
+use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
 use crate::operation::{Call, Outcome, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
@@ -17,15 +17,14 @@ const SWEPT_TILES: usize = 8;
 impl Call<'_> {
     /// A ReduceScatter, and when all have their sums.
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
-        let gpu = &self.machine.node().gpu;
         let chunks = self.chunks()?;
         let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
         let collective = if sums { Collective::ReduceScatter } else { Collective::Scatter };
-        let schedule = Schedule::new(collective, self.pattern, |shard| chunks.count(shard))?;
+        let schedule = self.schedules.of(collective, self.pattern, |shard| chunks.count(shard))?;
         let bytes = self.chunk_bytes(&chunks);
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
-            let done = nccl_us(self.machine, self.problem) + fastest_us(gpu, self.problem, self.problem.m);
+            let done = nccl_us(self.machine, self.problem) + self.gemm_us(self.problem.m);
             return Ok(self.outcome(vec![done; gpus], None, Vec::new()));
         }
         let start_us = self.prologue_us();
@@ -39,7 +38,7 @@ impl Call<'_> {
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);
         let done = (0..gpus).map(|rank| {
-            let clock = &moved.clocks[rank];
+            let clock = moved.clock(rank);
             let Computing { spans, end_us, .. } = &computed[rank];
             self.span(&mut timeline, (rank, Activity::Prepare, None), (0.0, start_us));
             for &(shard, begin, end) in spans {
@@ -165,7 +164,6 @@ impl Call<'_> {
 
     /// What a rank has computed when, if nothing disturbs it.
     fn computing(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
-        let gpu = &self.machine.node().gpu;
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
         let mut end = start_us;
         match self.plan.path {
@@ -173,13 +171,13 @@ impl Call<'_> {
             Path::Chunked => {
                 for &shard in order {
                     let begin = end;
-                    end += fastest_us(gpu, self.problem, self.shards.rows(shard));
+                    end += self.gemm_us(self.shards.rows(shard));
                     spans.push((shard, begin, end));
                     milestones.extend((0..chunks.count(shard)).map(|chunk| (end, shard, chunk)));
                 }
             }
             Path::Unfused => {
-                end += fastest_us(gpu, self.problem, self.problem.m);
+                end += self.gemm_us(self.problem.m);
                 spans.push((order.last().copied().unwrap_or(0), start_us, end));
                 for &shard in order {
                     milestones.extend((0..chunks.count(shard)).map(|chunk| (end, shard, chunk)));

@@ -115,7 +115,8 @@ fn what_makes_no_sense_is_refused() {
     let node = Machine::preset("8xl20-pcie", 1).unwrap().node().clone();
     let new = |node: Node, nodes: usize| Machine::new("x", node, nodes);
     assert!(matches!(new(node.clone(), 0), Err(Error::Gpus { gpus: 0, .. })));
-    assert!(matches!(new(node.clone(), usize::MAX), Err(Error::Gpus { .. })));
+    let too_many = new(node.clone(), usize::MAX).unwrap_err();
+    assert!(matches!(too_many, Error::Gpus { .. }) && too_many.to_string().starts_with("so many GPUs"));
     assert!(matches!(new(Node { numa: vec![usize::MAX, 9], ..node.clone() }, 1), Err(Error::Node { .. })));
     assert!(matches!(new(Node { bridges: vec![(0, 8, 1.0)], ..node.clone() }, 1), Err(Error::Node { .. })));
     assert!(matches!(
@@ -149,7 +150,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(simulate(&machine, &problem, &other), Err(Error::OtherRanks { ranks: 3, gpus: 2 })));
 }
 
-/// With full optimisation 2 to 5 s on a core, as tests are built about 10.
+/// As tests are built 2 to 4 s each; the limit leaves room for other programs.
 #[test]
 fn a_thousand_ranks_take_seconds() {
     let machine = Machine::preset("hgx-h200", 128).unwrap();
@@ -158,6 +159,6 @@ fn a_thousand_ranks_take_seconds() {
         let problem = Problem { op, m: 131_072, n: 1024, k: 8192, element_bytes: 2 };
         let outcome = simulate(&machine, &problem, &Plan::new(Path::Fused)).unwrap();
         eprintln!("{}: {:.0} µs, simulated in {:?}", op.name(), outcome.total_us, begin.elapsed());
-        assert!(begin.elapsed().as_secs() < 60);
+        assert!(begin.elapsed().as_secs() < 20);
     }
 }

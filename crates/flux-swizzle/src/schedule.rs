@@ -109,7 +109,7 @@ impl Schedule {
                 // Chunks leave in the order in which they are computed.
                 transfer.chunk = chunks(transfer.shard).saturating_sub(transfer.chunk + 1);
             }
-            relink(&mut transfers);
+            relink(&mut transfers, world_size);
         }
         Self::sorted(collective, world_size, transfers)
     }
@@ -250,17 +250,23 @@ impl Schedule {
 
 /// Lets each source send one by one what goes over links of one level, by the steps that are given, and moves on what would be
 /// too early then.
-fn relink(transfers: &mut [Transfer]) {
+fn relink(transfers: &mut [Transfer], world_size: usize) {
     transfers.sort_by_key(|transfer| {
         (transfer.step, transfer.source, transfer.level, transfer.shard, transfer.chunk)
     });
-    let mut last: alloc::collections::BTreeMap<(usize, usize), usize> = Default::default();
+    // Tables, for there may be millions of transfers.
+    let most = |of: &dyn Fn(&Transfer) -> usize| {
+        transfers.iter().map(|transfer| of(transfer) + 1).max().unwrap_or(0)
+    };
+    let (levels, chunks) = (most(&|transfer| transfer.level), most(&|transfer| transfer.chunk));
+    let mut last: Vec<Option<usize>> = vec![None; world_size * levels];
     // Of each chunk at each rank: how many have come, and the last one's step.
-    let mut come: alloc::collections::BTreeMap<(usize, usize, usize), (usize, usize)> = Default::default();
+    let mut come = vec![(0, 0); world_size * world_size * chunks];
+    let at = |rank: usize, shard: usize, chunk: usize| (rank * world_size + shard) * chunks + chunk;
     for index in 0..transfers.len() {
         let Transfer { source, destination, shard, chunk, level, step, .. } = transfers[index];
-        let after = last.insert((source, level), index);
-        let (arrivals, arrived) = come.get(&(source, shard, chunk)).copied().unwrap_or((0, 0));
+        let after = last[source * levels + level].replace(index);
+        let (arrivals, arrived) = come[at(source, shard, chunk)];
         let mut earliest = step;
         if let Some(after) = after {
             earliest = earliest.max(transfers[after].step + 1);
@@ -269,7 +275,7 @@ fn relink(transfers: &mut [Transfer]) {
             earliest = earliest.max(arrived + 1);
         }
         transfers[index] = Transfer { step: earliest, after, arrivals, lane: level, ..transfers[index] };
-        let entry = come.entry((destination, shard, chunk)).or_insert((0, 0));
+        let entry = &mut come[at(destination, shard, chunk)];
         *entry = (entry.0 + 1, entry.1.max(earliest));
     }
 }

@@ -56,6 +56,17 @@ pub(crate) fn plain_tables(rows: usize, tiling: &Tiling, columns: usize) -> Resu
     Ok(ScheduleTables::new(&order, |_, _| {})?)
 }
 
+/// Refuses more tiles than a launch can number.
+pub(crate) fn check_tiles(
+    launcher: &Launcher,
+    rank: usize,
+    dtype: DType,
+    (largest, columns): (Shards, usize),
+) -> Result<()> {
+    let usual = TileOrder::all_gather(largest, rank, launcher.tile(dtype)?, columns)?;
+    Ok(ScheduleTables::check_size(usual.row_tiles().count(), usual.column_tiles())?)
+}
+
 /// What a schedule depends on, within an operation: the rows, what is done with them, whether the operands are aligned,
 /// which decides about the kernel, and the tile, if it is decided.
 type Key = (usize, Policy, bool, Option<TileShape>);
@@ -94,8 +105,7 @@ impl Schedules {
         columns: usize,
     ) -> Result<Self> {
         let (device, launcher) = (group.device(rank)?, group.launcher(rank));
-        let usual = TileOrder::all_gather(largest, rank, launcher.tile(dtype)?, columns)?;
-        ScheduleTables::check_size(usual.row_tiles().count(), usual.column_tiles())?;
+        check_tiles(launcher, rank, dtype, (largest, columns))?;
         let largest = TileOrder::all_gather(largest, rank, launcher.smallest_tile(dtype)?, columns)?;
         let row_tiles = largest.row_tiles().count() + extra;
         let tiles = row_tiles * largest.column_tiles();

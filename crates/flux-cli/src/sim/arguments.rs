@@ -11,7 +11,7 @@ pub(crate) struct SimArguments {
     /// Which operation.
     #[arg(value_enum)]
     pub(crate) op: OpArgument,
-    /// The machine, by name; an unknown name lists the known ones. One that only `flux topo` knows has the constants of the GPU
+    /// The machine, by name; `list` lists them. One that only `flux topo` knows has the constants of the GPU
     /// that it names.
     #[arg(long, value_name = "NAME", required_unless_present = "file")]
     pub(crate) preset: Option<String>,

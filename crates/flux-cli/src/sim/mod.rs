@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::files;
 use crate::machine::Described;
 use crate::output::print;
+use crate::topo;
 use arguments::SimFormat;
 use comfy_table::{CellAlignment, Table};
 use flux::{Pattern, SimMachine};
@@ -18,6 +19,9 @@ use serde_json::{Value, json};
 use std::ffi::OsStr;
 
 pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
+    if arguments.preset.as_deref() == Some("list") {
+        return topo::list_all();
+    }
     let described = Described::new(arguments.preset.as_deref(), arguments.file.as_deref())?;
     let described = described.ok_or_else(|| Error::NoMachine { name: String::new() })?; // one of both is required
     let SimMachine { machine, orders, knows_gpu, .. } =

@@ -38,7 +38,7 @@ pub(crate) struct TuneArguments {
     #[arg(long, conflicts_with = "force")]
     pub(crate) check: bool,
     /// With --check: by how much plans may be slower, in parts of the fastest's time.
-    #[arg(long, value_name = "PART", default_value_t = 0.05, allow_negative_numbers = true)]
+    #[arg(long, value_name = "PART", default_value_t = 0.05, allow_negative_numbers = true, value_parser = parse_part)]
     pub(crate) tolerance: f64,
     /// How to report.
     #[arg(long, value_enum, default_value_t = FormatArgument::Table)]
@@ -60,6 +60,11 @@ pub(crate) fn bench_op(op: OpArgument) -> BenchOp {
         OpArgument::GemmRs => BenchOp::GemmRs,
         OpArgument::GemmAr => BenchOp::GemmAr,
     }
+}
+
+fn parse_part(text: &str) -> Result<f64, String> {
+    let part = text.trim().parse().ok().filter(|part: &f64| part.is_finite());
+    part.ok_or_else(|| "a finite number is needed, such as 0.05".into())
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {

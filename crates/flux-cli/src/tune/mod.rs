@@ -103,7 +103,7 @@ fn table(arguments: &TuneArguments, rows: &[Row]) -> Table {
     if arguments.check {
         table.set_header(["m", "n", "k", "planned", "us", "fastest", "us", "loss", "slowest", "us"]);
     } else {
-        table.set_header(["m", "n", "k", "best", "us", "spread", "before", "us", "candidates"]);
+        table.set_header(["m", "n", "k", "kept", "us", "spread", "before", "us", "candidates"]);
     }
     for row in rows {
         let Row { shape, outcome } = row;

@@ -135,26 +135,26 @@ impl Built {
     /// Why calls of an operation that is built so cannot go that way.
     pub(super) fn fits(&self, plan: &Plan, layer: &Layer, m: usize) -> Option<String> {
         if layer.op == OpKind::GemmAr && plan.one_shot != (m <= self.one_shot_rows) {
-            return Some(format!("it was built to go one-shot up to {} rows", self.one_shot_rows));
+            return Some(format!("it is built to go one-shot up to {} rows", self.one_shot_rows));
         }
         // Tiles of a fused call are sent, whoever moves the rest.
         let moves = plan.delivery.is_none() || (layer.op == OpKind::GemmAr && !plan.one_shot);
         if moves && plan.direction != self.direction {
-            return Some(format!("it was built to {}", self.direction));
+            return Some(format!("it is built to {}", self.direction));
         }
         if !plan.one_shot && plan.order != self.order {
-            return Some(format!("it was built to exchange in the order {}", self.order));
+            return Some(format!("it is built to exchange in the order {}", self.order));
         }
         let delivery = self.delivery.delivery();
         if plan.delivery.is_some_and(|own| !plan.one_shot && own != delivery) {
             let way = if delivery == Delivery::Direct { "directly" } else { "relayed" };
-            return Some(format!("it was built to have tiles delivered {way}"));
+            return Some(format!("it is built to have tiles delivered {way}"));
         }
         let shard_rows = layer.shards(m).map_or(0, |shards| shards.max_rows());
         let by_chunks = plan.path == Path::Fused && plan.delivery != Some(Delivery::Direct);
         let chunk_rows = self.chunks.of(m);
         if by_chunks && plan.chunk_rows.min(shard_rows) != chunk_rows.min(shard_rows) {
-            return Some(format!("it was built for chunks of {chunk_rows} rows in such calls"));
+            return Some(format!("it is built for chunks of {chunk_rows} rows in such calls"));
         }
         None
     }

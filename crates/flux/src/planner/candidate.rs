@@ -1,7 +1,7 @@
 //! The ways that a call can go.
 
 use super::kind::{Layer, OpKind};
-use super::orders::Orders;
+use super::orders::{MOST_RANKS, Orders};
 use super::wishes::Wishes;
 use crate::plan::{chunk_rows, one_shot_rows};
 use crate::{Delivery, Direction, Path, PathPreference, Result, TileShape};
@@ -130,8 +130,9 @@ pub(crate) fn all(
     chunks.dedup();
     let fine = |rows: usize| rows == whole || is_large_enough(layer, rows);
     chunks.retain(|&rows| fine(rows));
-    if ground.through_host {
-        chunks.truncate(1); // there, a taper cuts what is to be finer
+    // There, a taper cuts what is to be finer; and one of so many shards is fine enough.
+    if ground.through_host || layer.world_size > MOST_RANKS {
+        chunks.truncate(1);
     }
     if let Some(rows) = built_chunk.map(|rows| rows.min(whole)).filter(|rows| !chunks.contains(rows)) {
         chunks.push(rows);

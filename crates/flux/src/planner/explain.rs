@@ -128,8 +128,10 @@ impl fmt::Display for Explain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, m, n, k, dtype, world_size, machine, chosen, source, why, .. } = self;
         writeln!(f, "{op} [{m}, {k}] x [{n}, {k}]^T, {dtype}, {world_size} ranks on {machine}")?;
-        let tile =
-            chosen.tile.map_or_else(String::new, |tile| format!(", tile {tile} ({})", self.tile_source));
+        // Who says so is said once, where it is one who does.
+        let by = Some(self.tile_source).filter(|by| by != source);
+        let by = by.map_or_else(String::new, |by| format!(" ({by})"));
+        let tile = chosen.tile.map_or_else(String::new, |tile| format!(", tile {tile}{by}"));
         // Of many machines that would be a long line.
         let order = Some(self.order.to_string()).filter(|order| order.len() <= MOST_ORDER);
         let order = order.unwrap_or_else(|| super::candidate::order_name(&self.order).to_owned());

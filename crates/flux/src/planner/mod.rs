@@ -45,10 +45,10 @@ use crate::tuner::Entry;
 use crate::{Group, OpSpec, Path, PathPreference, Result, TileShape};
 use candidate::{Ground, order_name};
 use facts::Facts;
-use model::Model;
+use model::{Model, Prediction};
 use orders::Orders;
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use weigh::{Pick, Weighed};
 
 /// Up to so many ranks, each number of rows is planned by itself: that takes about a millisecond.
@@ -67,6 +67,9 @@ pub(crate) struct Chosen {
     pub(crate) tile: Option<TileShape>,
 }
 
+/// What a call is expected to take, or why that cannot be reckoned.
+type Reckoned = std::result::Result<Prediction, String>;
+
 /// Plans the calls of one operation.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -83,6 +86,8 @@ pub(crate) struct Planner {
     group: Option<Group>,
     /// By rows of a call. Mostly read, by all ranks at once.
     chosen: RwLock<BTreeMap<usize, Chosen>>,
+    /// With many ranks, what was reckoned: a call of the most rows is planned by what the operation was built by.
+    reckoned: Mutex<Vec<(usize, Plan, Reckoned)>>,
 }
 
 impl Planner {
@@ -108,6 +113,7 @@ impl Planner {
             built: None,
             group: Some(group.clone()),
             chosen: RwLock::default(),
+            reckoned: Mutex::default(),
         };
         planner.built = Some(planner.build()?);
         Ok(planner)

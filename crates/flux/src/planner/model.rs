@@ -1,10 +1,11 @@
 //! How long a plan is expected to take: the simulator's model for GPUs, and one of its own for the host backend.
 
+use super::EXACT_RANKS;
 use super::candidate::Plan;
 use super::host::HostModel;
 use super::kind::{Layer, OpKind};
 use crate::{Delivery, Direction, Path, Result, TileShape};
-use flux_sim::{Gpu, Machine, Op, Problem, Style, TileRate};
+use flux_sim::{Gpu, Machine, Op, Problem, Schedules, Style, TileRate};
 
 /// Where ranks run, as far as it decides how long things take.
 #[derive(Clone, Debug)]
@@ -68,14 +69,21 @@ impl Model {
         }
     }
 
-    pub(crate) fn predict(&self, layer: &Layer, m: usize, plan: &Plan) -> Result<Prediction> {
+    /// With schedules that may be those of other plans.
+    pub(crate) fn predict(
+        &self,
+        schedules: &Schedules,
+        layer: &Layer,
+        m: usize,
+        plan: &Plan,
+    ) -> Result<Prediction> {
         match self {
             Model::Host(host) => Ok(Prediction { us: host.us(layer, m, plan)?, tile: Some(host.tile) }),
             Model::Gpus { machine, within } => {
                 let direct = plan.path == Path::Fused && plan.delivery == Some(Delivery::Direct);
                 match within.as_ref().filter(|_| direct) {
-                    Some(within) => simulated(within, layer, m, plan, false),
-                    None => simulated(machine, layer, m, plan, direct && !plan.one_shot),
+                    Some(within) => simulated((within, schedules), layer, m, plan, false),
+                    None => simulated((machine, schedules), layer, m, plan, direct && !plan.one_shot),
                 }
             }
         }
@@ -83,13 +91,23 @@ impl Model {
 }
 
 /// `starves`: stores leave the GPU as fast as its link takes them, and hold up its loads.
-fn simulated(machine: &Machine, layer: &Layer, m: usize, plan: &Plan, starves: bool) -> Result<Prediction> {
+fn simulated(
+    (machine, schedules): (&Machine, &Schedules),
+    layer: &Layer,
+    m: usize,
+    plan: &Plan,
+    starves: bool,
+) -> Result<Prediction> {
     let op = match layer.op {
         OpKind::AgGemm => Op::AgGemm,
         OpKind::GemmRs => Op::GemmRs,
         OpKind::GemmAr => Op::GemmAr,
     };
     let (n, k) = layer.of_rank();
+    // With shards that are all as large as the largest, one node stands for all, which is much faster.
+    let is_long = layer.world_size > EXACT_RANKS && m > layer.world_size;
+    let even = m.checked_next_multiple_of(layer.world_size);
+    let m = even.filter(|_| is_long).unwrap_or(m);
     let problem = Problem { op, m, n, k, element_bytes: layer.dtype.bytes() };
     let path = match plan.path {
         Path::Fused => flux_sim::Path::Fused,
@@ -106,7 +124,7 @@ fn simulated(machine: &Machine, layer: &Layer, m: usize, plan: &Plan, starves: b
         one_shot: Some(plan.one_shot),
         ..flux_sim::Plan::new(path)
     };
-    let outcome = flux_sim::simulate(machine, &problem, &simulated)?;
+    let outcome = schedules.simulate(machine, &problem, &simulated)?;
     let tile = outcome.tile.map(|(rows, columns)| TileShape { rows, columns });
     Ok(Prediction { us: outcome.total_us, tile })
 }

@@ -5,8 +5,8 @@ use super::kind::OpKind;
 use crate::{Direction, Group, OpSpec, Order, Result};
 use flux_swizzle::Pattern;
 
-/// With more ranks only the best guess is tried: a simulation takes longer then.
-const MOST_RANKS: usize = 64;
+/// With more ranks only the best guess is tried, and shards travel whole: a simulation takes longer then.
+pub(super) const MOST_RANKS: usize = 64;
 
 /// The orders that calls may take; the first is the one that is taken where nothing speaks for another.
 #[derive(Clone, Debug)]

@@ -45,11 +45,20 @@ impl Planner {
                     Verdict::Slower { by: (own / chosen - 1.0).max(0.0) }
                 }
                 (None, Some(own), Some(chosen)) => {
-                    let reason = unfit.as_deref().unwrap_or("that is within the error");
+                    let percent = 100.0 * self.model.margin(of.possible.plan.path);
+                    let within = match by_measured {
+                        true => "that is within the error".to_owned(),
+                        false => format!("that is within the model's error of {percent:.0} %"),
+                    };
+                    let reason = unfit.unwrap_or(within);
                     why(&format!("faster by {:.1} %, but {reason}", 100.0 * (1.0 - own / chosen)))
                 }
                 (None, None, _) if by_measured => why("not measured"),
-                _ => why(unfit.as_deref().unwrap_or("nothing is known of it")),
+                _ => match (unfit, &of.unreckoned) {
+                    (Some(unfit), _) => why(&unfit),
+                    (None, Some(limit)) => why(&format!("the model cannot reckon with it: {limit}")),
+                    (None, None) => why("nothing is known of it"),
+                },
             }
         };
         let mut candidates: Vec<Candidate> = Vec::with_capacity(weighed.len());

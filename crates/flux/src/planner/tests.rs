@@ -255,7 +255,7 @@ fn tiles_are_asked_for_or_measured() {
     group.learn(&Entry::new(key, vec![measured]));
     let tuned = planner(&spec).unwrap();
     assert_eq!(decided(&tuned), (Some(tile), PlanSource::Tuned));
-    assert!(tuned.explain(256).unwrap().to_string().contains("tile 64x128 (tuned)"));
+    assert!(tuned.explain(256).unwrap().to_string().contains("tile 64x128 (tuned: "));
     // What was measured says nothing of calls of which something else is decided.
     assert_eq!(decided(&planner(&asked).unwrap()), (Some(tile), PlanSource::Forced));
     // The model reckons with what is asked for.
@@ -303,6 +303,19 @@ fn chunks_are_decided_for_each_number_of_rows() {
         };
         let ((path, c), (_, expected)) = (result(&op), result(&unfused));
         assert!(path == Path::Fused && c == expected, "{m}");
+    }
+}
+
+/// As tests are built 2 to 5 s each on a core; the limit leaves room for other programs.
+#[test]
+fn a_thousand_ranks_are_planned_in_seconds() {
+    let machine: SimMachine = Machine::preset("dgx-h100", 128).unwrap().into();
+    for (op, n, k) in [(OpKind::AgGemm, 1024 * 6144, 12288), (OpKind::GemmRs, 12288, 1024 * 6144)] {
+        let begin = Instant::now();
+        // Shards of unlike length, too.
+        let explain = explain_on(&machine, op, &spec(n, k, 5000), 5000).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(25), "{op}: {:?}", begin.elapsed());
+        assert!(explain.predicted_us.is_some() && explain.order == machine.machine.pattern(), "{explain}");
     }
 }
 
@@ -393,4 +406,35 @@ fn explanations_are_json_too() {
     assert!(explain.to_string().contains("chosen") && explain.to_string().contains("slower by"), "{explain}");
     let refused = explain_on(&machine, OpKind::GemmRs, &spec(12288, 8 * 6144, 100), 101);
     assert!(matches!(refused, Err(crate::Error::TooManyRows { m: 101, max_m: 100 })));
+}
+
+/// What an operation refuses is not planned either, here and on other machines.
+#[test]
+fn what_is_refused_is_not_planned() {
+    use crate::{Activation, Error, Levels, explain};
+    let group = on_host(3);
+    let on = |op, spec: &OpSpec| {
+        let three = SimMachine::from(Machine::preset("2xh200", 1).unwrap());
+        [explain(&group, op, spec, 1), explain_on(&three, op, spec, 1)].map(Result::unwrap_err)
+    };
+    let swiglu = OpSpec { activation: Activation::SwiGlu, ..spec(7, 64, 8) };
+    assert!(on(OpKind::AgGemm, &swiglu).iter().all(|error| matches!(error, Error::UnpairedRows { n: 7 })));
+    for op in [OpKind::GemmRs, OpKind::GemmAr] {
+        let gelu = OpSpec { activation: Activation::Gelu, ..spec(64, 64, 8) };
+        let refused = on(op, &gelu);
+        assert!(refused.iter().all(|error| matches!(error, Error::ActivationAfterSum { .. })), "{refused:?}");
+        let two = OpSpec { levels: Levels::Two, ..spec(64, 64, 8) };
+        assert!(on(op, &two).iter().all(|error| error.to_string().contains("there is one node")));
+    }
+    let many = explain(&group, OpKind::AgGemm, &spec(64, 64, 1 << 23), 1).unwrap_err().to_string();
+    assert!(many.contains("65,536"), "{many}");
+}
+
+/// Of what the model cannot reckon with nobody says that it is the fastest.
+#[test]
+fn what_the_model_cannot_reckon_with_is_said() {
+    let rows = (1 << 24) + 1;
+    let explain = explain_on(&preset("dgx-h100"), OpKind::GemmRs, &spec(8, 64, rows), rows).unwrap();
+    assert!(explain.why.contains("cannot reckon") && explain.why.contains("16777217"), "{explain}");
+    assert!(explain.predicted_us.is_none() && !explain.to_string().contains("expected to be"), "{explain}");
 }

@@ -2,14 +2,18 @@
 
 use super::candidate::{self, Plan, Possible, pads};
 use super::model::Prediction;
-use super::{PlanSource, Planner};
+use super::{EXACT_RANKS, PlanSource, Planner, Reckoned};
 use crate::tuner::Entry;
 use crate::{Path, PathPreference, Result, TileShape};
+use flux_sim::Schedules;
+use std::sync::PoisonError;
 
 /// A candidate with all that is known of it.
 pub(super) struct Weighed {
     pub(super) possible: Possible,
     pub(super) prediction: Option<Prediction>,
+    /// Why the model cannot reckon with it.
+    pub(super) unreckoned: Option<String>,
     pub(super) measured_us: Option<f64>,
     pub(super) pads: Option<&'static str>,
 }
@@ -29,23 +33,40 @@ impl Planner {
         let built_chunk = self.built.as_ref().map(|built| built.chunks.of(m));
         let all = candidate::all(&self.layer, &self.ground, &self.wishes, (m, built_chunk))?;
         let entry = Entry::nearest(&self.tuned, m);
+        let schedules = Schedules::default();
         let weigh = |mut possible: Possible| {
             let plan = &possible.plan;
             let modelled =
                 wanted(plan) && possible.excluded.is_none() && plan.path != Path::CommunicationOnly;
-            let prediction = modelled.then(|| self.model.predict(&self.layer, m, plan)).transpose();
+            let predicted = modelled.then(|| self.predict(&schedules, m, plan)).transpose();
+            let (prediction, unreckoned) =
+                predicted.map_or_else(|error| (None, Some(error)), |us| (us, None));
             let shard_rows = self.layer.shards(m)?.max_rows();
             let measured_us = entry.and_then(|entry| entry.measured(plan, shard_rows));
-            let prediction = prediction.unwrap_or_else(|error| {
-                // The model has limits of its own; what it cannot reckon with is still possible.
-                tracing::debug!(%error, %plan, "no prediction");
-                None
-            });
             let pads = pads(&self.layer, &self.ground, m, plan)?;
             possible.plan.tile = prediction.and_then(|prediction| prediction.tile);
-            Ok(Weighed { possible, prediction, measured_us, pads })
+            Ok(Weighed { possible, prediction, unreckoned, measured_us, pads })
         };
         all.into_iter().map(weigh).collect()
+    }
+
+    /// What a call is expected to take. With many ranks that takes long, and is not done twice.
+    fn predict(&self, schedules: &Schedules, m: usize, plan: &Plan) -> Reckoned {
+        // The model has limits of its own; what it cannot reckon with is still possible.
+        let reckon = || {
+            let predicted = self.model.predict(schedules, &self.layer, m, plan);
+            predicted.map_err(|error| error.to_string())
+        };
+        if self.layer.world_size <= EXACT_RANKS {
+            return reckon();
+        }
+        let mut reckoned = self.reckoned.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = reckoned.iter().find(|(rows, of, _)| (*rows, of) == (m, plan)) {
+            return known.2.clone();
+        }
+        let prediction = reckon();
+        reckoned.push((m, plan.clone(), prediction.clone()));
+        prediction
     }
 
     /// The best of those that `fit`.
@@ -95,11 +116,15 @@ impl Planner {
         let best = timed.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| us(incumbent).is_some());
         let index = best.map_or(incumbent, |best| best.0);
         let faster = open.iter().filter_map(|&index| us(index)).fold(f64::INFINITY, f64::min);
-        let why = match us(index) {
-            Some(own) if faster < own => format!(
-                "another is expected to be faster by {:.1} %, which is within the model's error",
-                100.0 * (1.0 - faster / own)
+        let fastest = open.iter().copied().find(|&other| us(other) == Some(faster)).unwrap_or(index);
+        let why = match (us(index), &weighed[index].unreckoned) {
+            (Some(own), _) if faster < own => format!(
+                "another is expected to be faster by {:.1} %, which is within the model's error of {:.0} %",
+                100.0 * (1.0 - faster / own),
+                100.0 * self.model.margin(weighed[fastest].possible.plan.path)
             ),
+            (None, Some(limit)) => format!("the usual way, for the model cannot reckon with it: {limit}"),
+            (None, None) => "the usual way, for nothing is known of it".to_owned(),
             _ => "expected to be the fastest".to_owned(),
         };
         let why = match self.source() {

@@ -6,7 +6,7 @@
 
 use super::entry::{Entry, Key};
 use crate::{Error, Result};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -183,7 +183,9 @@ fn free_beside(path: &Path, what: &str) -> PathBuf {
 
 fn read(path: &Path) -> Found {
     let bytes = || {
-        let file = File::open(path)?;
+        // Nor to wait for whoever writes to a pipe.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
         if !file.metadata()?.is_file() {
             return Err(std::io::Error::other("it is not a file"));
         }

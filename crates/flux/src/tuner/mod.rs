@@ -11,6 +11,7 @@ pub use entry::{Entry, Key, Measured};
 
 pub(crate) use cache::Cache;
 
+use crate::call::kernel_size;
 use crate::planner::{self, Explain, Layer, OpKind, Plan, PlanSource, Verdict};
 use crate::{Group, OpSpec, Path, Result, TileShape};
 use measure::{Ratio, Timing, measure, samples_of};
@@ -87,6 +88,9 @@ pub fn tune(
     config: &TuneConfig,
     mut progress: impl FnMut(TuneProgress),
 ) -> Result<Vec<TuneOutcome>> {
+    for &rows in &config.rows {
+        kernel_size("the number of rows", rows)?;
+    }
     let mut rows: Vec<usize> =
         config.rows.iter().map(|rows| rows.clamp(&1, &(1 << 30)).next_power_of_two()).collect();
     rows.sort_unstable();

@@ -270,3 +270,14 @@ proptest! {
         check_damaged(&[&original[..at], &bytes, rest].concat(), &entries, "random");
     }
 }
+
+/// A pipe is no cache, and nobody waits for one who writes to it.
+#[test]
+fn a_pipe_is_no_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let (mode, kind) = (rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR, rustix::fs::FileType::Fifo);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+    assert_eq!(Cache::read(&pipe), Cache::default());
+    assert!(Cache::write(&pipe, &[some_entry(64)]).unwrap_err().to_string().contains("not a file"));
+}
