@@ -367,6 +367,19 @@ fn other_xml() {
     let one_domain = Topology::parse(rack("0x068000").as_bytes()).unwrap();
     assert_eq!((one_domain.host_count(), one_domain.link(0, 1).unwrap().symbol()), (2, "NV18".to_owned()));
     assert_eq!((numa(&one_domain), one_domain.warnings().len()), ("? ?".to_owned(), 1));
+    // Direct links stay in a machine, though others have the same bus ids.
+    let machine = |hash: &str| {
+        let gpu = |at: u8, to: u8| {
+            format!(
+                "<pci busid=\"{at}:0.0\"><gpu dev=\"{at}\"><nvlink target=\"{to}:0.0\" count=\"4\"/></gpu></pci>"
+            )
+        };
+        format!("<cpu host_hash=\"{hash}\">{}{}</cpu>", gpu(0, 1), gpu(1, 0))
+    };
+    let two = format!("<system>{}{}</system>", machine("0x1"), machine("0x2"));
+    let two = Topology::parse(two.as_bytes()).unwrap();
+    let symbols = [(0, 1), (0, 3), (2, 3)].map(|(from, to)| two.link(from, to).unwrap().symbol());
+    assert_eq!((symbols.each_ref().map(String::as_str), two.domains().len()), (["NV4", "NET", "NV4"], 2));
     let cpus = Topology::parse(rack("0x068001").as_bytes()).unwrap();
     assert_eq!(cpus.link(0, 1).unwrap().symbol(), "NET");
 }
