@@ -2,6 +2,7 @@
 
 use super::candidate::{Plan, can_be_cut};
 use super::kind::{Layer, OpKind};
+use super::orders::MOST_RANKS;
 use super::weigh::Weighed;
 use super::{EXACT_RANKS, Planner};
 use crate::delivery::Choice;
@@ -119,7 +120,9 @@ impl Planner {
         };
         let tried = |plan: &Plan| paths.contains(&plan.path) && plan.direction == self.usual().direction;
         let fewer = std::iter::successors(Some(most), |rows| Some(rows / 4));
-        for rows in fewer.take_while(|&rows| rows > 0) {
+        // Of many ranks, where simulating takes long, for the most alone.
+        let tries = if self.layer.world_size > MOST_RANKS { 1 } else { usize::MAX };
+        for rows in fewer.take_while(|&rows| rows > 0).take(tries) {
             let weighed = self.weigh(rows, tried)?;
             if let Some(pick) = self.pick(rows, &weighed, |of| tried(&of.possible.plan))?
                 && weighed[pick.index].possible.plan.one_shot
