@@ -86,7 +86,7 @@ pub(crate) struct Planner {
     group: Option<Group>,
     /// By rows of a call. Mostly read, by all ranks at once.
     chosen: RwLock<BTreeMap<usize, Chosen>>,
-    /// With many ranks, what was reckoned: a call of the most rows is planned by what the operation was built by.
+    /// With many ranks, what was reckoned to build the operation: a call of the most rows is planned by it.
     reckoned: Mutex<Vec<(usize, Plan, Reckoned)>>,
 }
 

@@ -65,7 +65,10 @@ impl Planner {
             return known.2.clone();
         }
         let prediction = reckon();
-        reckoned.push((m, plan.clone(), prediction.clone()));
+        // Calls of other rows keep what they chose, not all that they chose from.
+        if self.built.is_none() {
+            reckoned.push((m, plan.clone(), prediction.clone()));
+        }
         prediction
     }
 
