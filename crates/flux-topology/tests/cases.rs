@@ -203,6 +203,10 @@ fn any_topology_becomes_xml() {
         let cluster = topology.replicated(2).unwrap();
         let xml = cluster.to_nccl_xml();
         let again = Topology::parse(xml.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}\n{xml}"));
+        // NCCL refuses a PCI element without any of these, whether it has found out what they are or not.
+        for needed in [" busid=", " class=", " link_speed=", " link_width="] {
+            assert_eq!(xml.matches(needed).count(), xml.matches("<pci ").count(), "{name}: {needed}");
+        }
         let coarse = |a: String, same_node: bool| match a.as_str() {
             "NODE" | "SYS" | "?" if same_node => "PHB".to_owned(),
             _ => a,

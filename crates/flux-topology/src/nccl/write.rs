@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::element::{self, Element};
-use crate::{LinkKind, Nic, PciAddress, Topology};
+use crate::{LinkKind, Nic, PciAddress, PcieRate, Topology};
 
 /// How a switch is written that nobody has seen.
 const HIDDEN_SWITCH: &str = "fffffff:ff:ff.0";
@@ -102,10 +102,10 @@ impl<'a> Builder<'a> {
             }
         };
         for (&index, (pci, above)) in &self.gpus {
-            add(self.cpu_of_gpu(&nodes, index), above, self.gpu(index, *pci));
+            add(self.cpu_of_gpu(&nodes, index), above, self.gpu(index, pci));
         }
         for (pci, (ports, above)) in &self.nics {
-            let card = Element::new("pci").with("busid", pci).with("class", "0x020000");
+            let card = pci_element(pci, "0x020000", None);
             let place = ports.first().and_then(|&port| self.cpu_of_nic(&nodes, port));
             add(place, above, Element { children: vec![self.nic(ports)], ..card });
         }
@@ -156,13 +156,11 @@ impl<'a> Builder<'a> {
         near.map_or(cpu.clone(), |near| cpu.with("affinity", near.mask()))
     }
 
-    fn gpu(&self, index: usize, pci: PciAddress) -> Element {
-        let Some(device) = self.topology.devices().get(index) else { return Element::new("pci") };
-        let mut card = Element::new("pci").with("busid", pci).with("class", "0x030200");
-        if let Some(rate) = device.pcie {
-            let speed = format!("{:.1} GT/s PCIe", f64::from(rate.megatransfers_per_s) / 1000.0);
-            card = card.with("link_speed", speed).with("link_width", rate.lanes);
-        }
+    fn gpu(&self, index: usize, pci: &PciAddress) -> Element {
+        let Some(device) = self.topology.devices().get(index) else {
+            return pci_element(pci, "0x030200", None);
+        };
+        let card = pci_element(pci, "0x030200", device.pcie);
         let mut gpu = Element::new("gpu").with("dev", index);
         if let Some(sm) = device.compute_capability {
             gpu = gpu.with("sm", u64::from(sm.major) * 10 + u64::from(sm.minor));
@@ -233,12 +231,22 @@ fn descend<'a>(cpu: &'a mut Element, switches: &[PciAddress]) -> &'a mut Element
         let busid = switch.to_string();
         let position = at.children.iter().position(|child| child.get("busid") == Some(&busid));
         let position = position.unwrap_or_else(|| {
-            at.children.push(Element::new("pci").with("busid", &busid).with("class", "0x060400"));
+            at.children.push(pci_element(switch, "0x060400", None));
             at.children.len() - 1
         });
         at = &mut at.children[position];
     }
     at
+}
+
+/// NCCL refuses a PCI element without a link. One that it could not find out itself it writes like this, and takes for 16 lanes.
+fn pci_element(pci: &PciAddress, class: &str, link: Option<PcieRate>) -> Element {
+    let speed = |rate: PcieRate| format!("{:.1} GT/s PCIe", f64::from(rate.megatransfers_per_s) / 1000.0);
+    Element::new("pci")
+        .with("busid", pci)
+        .with("class", class)
+        .with("link_speed", link.map(speed).unwrap_or_default())
+        .with("link_width", link.map_or(0, |rate| rate.lanes))
 }
 
 fn address(domain: u32, bus: u16) -> PciAddress {
