@@ -99,10 +99,18 @@ impl Peers {
         let heard = match (own, heard) {
             (Err(error), heard) => {
                 self.failure_told.store(true, Ordering::Relaxed);
-                if let Err(channel) = heard {
-                    tracing::warn!(%channel, "the other ranks could not be told of an error");
-                }
-                return Err(error);
+                return match heard {
+                    // What fails when a rank has gone may fail because of that: others tidy up behind it.
+                    Err(channel) if self.bootstrap.lost_rank().is_some() => {
+                        tracing::warn!(%error, "an error when a rank had gone");
+                        Err(channel)
+                    }
+                    Err(channel) => {
+                        tracing::warn!(%channel, "the other ranks could not be told of an error");
+                        Err(error)
+                    }
+                    Ok(_) => Err(error),
+                };
             }
             (Ok(_), heard) => heard?,
         };
@@ -252,6 +260,7 @@ impl Introduction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BootstrapError;
 
     #[test]
     fn ranks_count_up_machine_by_machine() {
@@ -262,6 +271,47 @@ mod tests {
         assert_eq!(machines(&on("aabccc")).unwrap(), [0..2, 2..3, 3..6]);
         assert_eq!(machines(&on("")).unwrap(), []);
         assert!(matches!(machines(&on("abab")), Err(Error::ScatteredRanks { rank: 2, other: 0, .. })));
+    }
+
+    /// A channel over which nothing comes, because a rank has gone or for another reason.
+    #[derive(Debug)]
+    struct Broken {
+        lost: Option<usize>,
+    }
+
+    impl Bootstrap for Broken {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn world_size(&self) -> usize {
+            2
+        }
+
+        fn all_gather(&self, _: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+            Err("the channel is broken".into())
+        }
+
+        fn lost_rank(&self) -> Option<usize> {
+            self.lost
+        }
+    }
+
+    #[test]
+    fn a_rank_that_has_gone_is_the_reason_for_what_fails_then() {
+        for lost in [Some(1), None] {
+            let peers = Peers {
+                bootstrap: Arc::new(Broken { lost }),
+                sockets: Sockets::default(),
+                machines: Vec::new(),
+                exchanges: AtomicU64::new(0),
+                failure_told: AtomicBool::new(false),
+            };
+            let own = Err::<(), _>(Error::System { call: "chmod", reason: "gone".into() });
+            let error = peers.share("listen for each other", own).unwrap_err();
+            assert_eq!(matches!(error, Error::Channel { .. }), lost.is_some(), "{error}");
+            assert!(peers.has_failed());
+        }
     }
 
     #[test]
