@@ -10,7 +10,7 @@ use flux::{
 use half::{bf16, f16};
 
 /// Checks that sums that are folded into the GEMM have the bits of separate ones, with and without a bias, of tiles that are
-/// delivered directly and relayed, of GEMM+ReduceScatter and of GEMM+AllReduce in two steps, call after call; and that they
+/// delivered directly and relayed, whole and in panels, of GEMM+ReduceScatter and of GEMM+AllReduce in two steps, call after call; and that they
 /// were folded where `can_fold`, which on GPUs takes rows of A and B that begin at multiples of 16 bytes. `group` makes a group of
 /// that many ranks.
 pub fn check(case: Case, can_fold: bool, group: &dyn Fn(usize) -> Group) {
@@ -32,15 +32,17 @@ fn check_dtype<E: Element>(case: Case, can_fold: bool, group: &Group) {
         let reference = finish(&plain, n, bias, Activation::None);
         let mut bits = Vec::new();
         for summation in [Summation::Separate, Summation::Folded] {
-            for delivery in [Delivery::Direct, Delivery::Relayed] {
+            let ways = [(Delivery::Direct, 1), (Delivery::Relayed, 1), (Delivery::Relayed, 3)];
+            // Narrower results are one panel.
+            for (delivery, panels) in ways.into_iter().filter(|&(_, panels)| panels == 1 || n >= 512) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
+                spec.panels = Some(panels);
                 (spec.path, spec.delivery, spec.summation) = (PathPreference::Fused, delivery, summation);
                 spec.one_shot_rows = Some(0);
                 let what = format!(
-                    "{case:?} {} {delivery} {summation}, bias {}, {}",
+                    "{case:?} {} {delivery} {summation}, bias {}, {panels} panels",
                     E::DTYPE,
-                    bias.is_some(),
-                    group.world_size()
+                    bias.is_some()
                 );
                 let used = if can_fold { summation } else { Summation::Separate };
                 let mut check = |c: Vec<E::Result>| {

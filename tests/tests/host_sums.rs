@@ -22,6 +22,10 @@ fn folded_sums_have_the_bits_of_separate_ones() {
         check(Case { m: 133 + 64 * world_size, n: 150, k: 24, world_size });
     }
     check(Case { m: 1300, n: 40, k: 16, world_size: 2 }); // several blocks of rows that share a signal
+    // Panels, and tiles that begin in one and end in the next.
+    for (m, n, world_size) in [(300, 1290, 3), (1300, 520, 2), (70, 1600, 4)] {
+        check(Case { m, n, k: 8, world_size });
+    }
 }
 
 proptest! {

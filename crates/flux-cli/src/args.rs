@@ -71,6 +71,10 @@ pub(crate) struct GroupArguments {
     /// The tile that GEMMs are cut into, if it is decided, like 128x256; an impossible one lists those that there are.
     #[arg(long, value_name = "ROWSxCOLUMNS")]
     tile: Option<TileShape>,
+    /// gemm-rs and gemm-ar: into how many panels, blocks of columns, chunks of relayed tiles are cut; by default up to four between
+    /// GPUs, elsewhere one.
+    #[arg(long, value_name = "N")]
+    panels: Option<std::num::NonZeroUsize>,
     /// gemm-rs, and gemm-ar in two steps: whether what goes to another node is summed in its own before.
     #[arg(long, value_enum, default_value_t = LevelsArgument::Auto)]
     levels: LevelsArgument,
@@ -102,6 +106,7 @@ impl GroupArguments {
     pub(crate) fn apply_to(&self, spec: &mut OpSpec) {
         spec.order = self.order.clone();
         spec.tile = self.tile;
+        spec.panels = self.panels.map(Into::into);
         spec.levels = match self.levels {
             LevelsArgument::Auto => Levels::Auto,
             LevelsArgument::One => Levels::One,

@@ -64,6 +64,32 @@ impl ScheduleTables {
         Ok(tables)
     }
 
+    /// Tells tiles of the same rows apart by the panel of the columns that they are in: `panel_of` says which, of a row tile and the
+    /// number of a block of columns, and `describe` changes the entry of those in that panel.
+    pub fn by_panels(
+        mut self,
+        panel_of: impl Fn(&RowTile, usize) -> usize,
+        describe: impl Fn(usize, &mut RowTile),
+    ) -> Result<Self> {
+        let whole = std::mem::take(&mut self.row_tiles);
+        let mut places = BTreeMap::new();
+        for entry in &mut self.order {
+            let (index, column_tile) = ((*entry >> 16) as usize, *entry & 0xffff);
+            let tile = whole.get(index).ok_or(Error::NoSuchRowTile { index })?;
+            let panel = panel_of(tile, column_tile as usize);
+            let place = *places.entry((index, panel)).or_insert_with(|| {
+                let mut of_panel = *tile;
+                describe(panel, &mut of_panel);
+                self.row_tiles.push(of_panel);
+                self.row_tiles.len() - 1
+            });
+            let place = u16::try_from(place).map_err(|_| Error::TooManyTiles { tiles: place + 1 })?;
+            *entry = u32::from(place) << 16 | column_tile;
+        }
+        self.count();
+        Ok(self)
+    }
+
     /// Cuts the last `count` tiles of the order into halves of `rows` rows, those that are higher: a last wave of tiles
     /// that does not fill the SMs then takes half the time.
     pub fn halve_last(mut self, count: usize, rows: usize) -> Result<Self> {

@@ -364,7 +364,9 @@ impl AllGather {
         }
         if self.spec.direction == Direction::Push {
             // SAFETY: the signals belong to this op.
-            unsafe { self.acks.raise(&self.signals, compute, rank, self.others(rank), epoch)? };
+            unsafe {
+                link.raise_after(compute, self.acks.words(&self.signals, rank, self.others(rank)), epoch)?
+            };
         }
         if !state.sends_gathered {
             link.join(compute)?;

@@ -69,6 +69,8 @@ pub(crate) struct Link {
     /// One for each lane of its schedule: what goes over different links need not wait for each other. The first is always there.
     lanes: Vec<Lane>,
     begin: Event,
+    /// What the caller's stream has done so far, where words that are raised then are raised by the first lane.
+    done: Option<Event>,
     /// What a lane has done so far, for another one that is to follow it.
     turn: Event,
     last_call: Arc<Event>,
@@ -86,7 +88,7 @@ struct Lane {
 
 impl Link {
     fn new(
-        device: &Device,
+        (device, alone): (&Device, bool),
         last_call: &Arc<Event>,
         log: Option<TransferLog>,
         exchange: Option<ExchangeLink>,
@@ -97,6 +99,7 @@ impl Link {
             exchange,
             lanes: (0..lanes.max(1)).map(lane).collect::<Result<_>>()?,
             begin: Event::new(device)?,
+            done: alone.then(|| Event::new(device)).transpose()?,
             turn: Event::new(device)?,
             last_call: Arc::clone(last_call),
             log,
@@ -128,7 +131,11 @@ impl Link {
                 Some(Some(exchange)) => Some(ExchangeLink::new(device, exchange, &faults[rank])?),
                 _ => return Err(Error::NoExchange { rank }),
             };
-            Self::new(device, &last_calls[rank], log, exchange, lanes(rank))
+            // On the host nothing is won. Ranks that share a GPU share its queues: there no stream is to wait that need not.
+            let ordinal = |device: &Device| device.as_cuda().map(|gpu| gpu.ordinal());
+            let alone = ordinal(device).is_some()
+                && devices.iter().filter(|other| ordinal(other) == ordinal(device)).count() == 1;
+            Self::new((device, alone), &last_calls[rank], log, exchange, lanes(rank))
         })
     }
 
@@ -180,6 +187,28 @@ impl Link {
             compute.wait(&exchange.end)?;
         }
         Ok(self.lanes.iter().try_for_each(|lane| compute.wait(&lane.end))?)
+    }
+
+    /// Sets `words` to `epoch` when `compute` has done what it was given so far, and on a GPU of its own does not hold it up: written by
+    /// `compute` itself, they would take it 3 µs (H200), until what it wrote before is visible to all.
+    ///
+    /// # Safety
+    /// The words live until the transfer streams have ended.
+    pub(crate) unsafe fn raise_after(
+        &self,
+        compute: &Stream,
+        words: impl Iterator<Item = Address>,
+        epoch: u32,
+    ) -> Result<()> {
+        let Some(done) = &self.done else {
+            // SAFETY: the caller's promise.
+            return unsafe { raise_words(compute, words, epoch) };
+        };
+        compute.record(done)?;
+        let lane = self.lane(0);
+        lane.wait(done)?;
+        // SAFETY: the caller's promise.
+        unsafe { raise_words(lane, words, epoch) }
     }
 
     /// Marks the end of the call on `compute`.
@@ -264,7 +293,17 @@ impl PeerWords {
         epoch: u32,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { raise_words(stream, peers.map(|peer| self.word(signals, peer, rank)), epoch) }
+        unsafe { raise_words(stream, self.words(signals, rank, peers), epoch) }
+    }
+
+    /// The words that `rank` raises at `peers`.
+    pub(crate) fn words(
+        self,
+        signals: &SymmetricSignals,
+        rank: usize,
+        peers: impl Iterator<Item = usize>,
+    ) -> impl Iterator<Item = Address> {
+        peers.map(move |peer| self.word(signals, peer, rank))
     }
 }
 

@@ -8,9 +8,9 @@
 
 use crate::link::{here, raise_words, stream_site};
 use crate::scatter::{Rank, Scatter};
-use crate::{Chunk, Error, Members, Result, ScatterSpec};
-use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{ChunkRows, Chunks, Shards, Taper};
+use crate::{Error, Members, Moved, Result, ScatterSpec};
+use flux_memory::{Address, InRow, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use flux_swizzle::{ChunkRows, Chunks, PanelCut, Shards, Taper};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,6 +21,8 @@ pub struct Target {
     pub slot: Address,
     /// One for each of the owner's [`Scatter::relayed_chunks`], or for each of its blocks where tiles are not relayed.
     pub signals: Address,
+    /// The same signals of the next panel of the rows are so many words further on.
+    pub panel_stride: usize,
     /// The signals among [`Scatter::gates`] that must have reached the epoch before the call's when a tile is written: the
     /// owner has summed what its slot held. None where tiles are relayed.
     pub gate: Range<usize>,
@@ -34,7 +36,7 @@ pub(crate) struct Relay {
     /// Each rank's tiles for the others, laid out like their slots, `[owner][slot rows]`: what a tile writes below a
     /// shard's end is no other shard's.
     tiles: Arc<SymmetricBuffer>,
-    /// Each rank's own: the chunk is written, `[owner][chunk]`.
+    /// Each rank's own: the panel of the chunk is written, `[panel][owner][chunk]`.
     written: SymmetricSignals,
     /// Of the largest call: their rows are multiples of `block_rows`.
     largest: Chunks,
@@ -50,7 +52,7 @@ pub(crate) struct Relay {
 pub(crate) struct Waits {
     /// Of each owner: it has summed what its slot held.
     acked: Vec<Arc<WaitPoint>>,
-    /// Of each chunk, `[owner][chunk]`: the rank's own GEMM has written it.
+    /// Of each owner: the rank's own GEMM has written a panel of a chunk, `[chunk][panel]`, of the call with the most of each.
     pub(crate) written: Vec<Arc<WaitPoint>>,
 }
 
@@ -59,7 +61,7 @@ impl Relay {
     pub(crate) fn new(
         members: &Members,
         spec: &ScatterSpec,
-        slot_rows: usize,
+        (slot_rows, panels): (usize, PanelCut),
         acked: impl Fn(usize) -> Result<Vec<Arc<WaitPoint>>>,
     ) -> Result<Self> {
         let &ScatterSpec { block_rows, row_bytes, .. } = spec;
@@ -76,11 +78,18 @@ impl Relay {
         // Nobody but the rank itself accesses either, wherever its peers' slots lie.
         let bytes = world_size.saturating_mul(slot_bytes);
         let tiles = SymmetricBuffer::allocate(&members.space, bytes, Placement::Device)?;
-        let signals = largest.signals();
+        let most_panels = panels.most(row_bytes);
+        let signals = largest.signals().saturating_mul(most_panels);
         let written = SymmetricSignals::allocate(&members.space, signals, Placement::Device)?;
         let waits = PerRank::try_new(members.local_ranks(), |rank| {
-            let of_chunk = |signal| vec![(written.word(rank, signal), stream_site(rank, signal))];
-            let of_rank = members.faults[rank].wait_points(spec.op, (0..signals).map(of_chunk).collect())?;
+            let of_panel = |signal| (written.word(rank, signal), stream_site(rank, signal));
+            let of_owner = |owner| {
+                let chunks = largest.signal(owner, 0)..largest.signal(owner + 1, 0);
+                let panels = |chunk| (0..most_panels).map(move |panel| panel * largest.signals() + chunk);
+                chunks.flat_map(panels).map(of_panel).collect()
+            };
+            let of_rank =
+                members.faults[rank].wait_points(spec.op, (0..world_size).map(of_owner).collect())?;
             Ok::<_, Error>(Waits { acked: acked(rank)?, written: of_rank })
         })?;
         let tiles = Arc::new(tiles);
@@ -96,6 +105,7 @@ impl Relay {
         Target {
             slot: self.tiles.address(rank).add(owner * self.slot_bytes),
             signals: self.written.word(rank, self.largest.signal(owner, 0)),
+            panel_stride: self.largest.signals(),
             gate: 0..0,
         }
     }
@@ -145,6 +155,7 @@ impl Scatter {
             _ => self.put_from(rank, owner).unwrap_or_else(|| Target {
                 slot: self.slot_of(owner, rank),
                 signals: self.block_signals(owner, rank),
+                panel_stride: self.blocks(),
                 gate: self.gate(self.first_hop(rank, owner))..self.gate(self.first_hop(rank, owner)) + 1,
             }),
         }
@@ -234,21 +245,36 @@ impl Scatter {
         }
         let (state, waits) = (&self.ranks[rank], &relay.waits[rank]);
         let hop = self.first_hop(rank, owner);
-        let transfers = state.link.lane(state.part.lane(hop));
+        let lane = state.part.lane(hop);
+        let transfers = state.link.lane(lane);
         let (from, to) = (relay.target(rank, owner).slot, self.slot_of(owner, rank));
         let signals = self.block_signals(owner, rank);
+        let (panels, last) = (self.panels(chunks.shards().total()), chunks.shards().rows(owner));
         // SAFETY: all memory belongs to this op, which settles its streams before it frees it. The owner has summed what its
         // slot held; the GEMM that overwrites the tiles comes after `Scatter::release`, which waits for these copies.
         unsafe {
             transfers.wait_values(&waits.acked[hop], epoch.wrapping_sub(1))?;
             for (index, (rows, blocks)) in relay.cut(chunks, owner).enumerate() {
-                transfers.wait_values(&waits.written[chunks.signal(owner, index)], epoch)?;
-                let offset = rows.start * relay.row_bytes;
-                let bytes = rows.len() * relay.row_bytes;
-                let chunk =
-                    Chunk { from: from.add(offset), to: to.add(offset), bytes, signal: Address::NULL };
-                self.transfer.move_chunk(transfers, &chunk, epoch)?;
-                raise_words(transfers, blocks.map(|block| signals.add(block * size_of::<u32>())), epoch)?;
+                // A tile that ends in the next panel begins in this one, and is counted here: it has been waited for when that one goes.
+                for panel in 0..panels.count() {
+                    let written = index * self.most_panels() + panel;
+                    let place = InRow {
+                        is_first: index == 0 && panel == 0,
+                        is_last: rows.end == last && panel + 1 == panels.count(),
+                    };
+                    transfers.wait_in_row(&waits.written[owner], (written, place), epoch)?;
+                    let columns = panels.bytes(panel);
+                    let offset = rows.start * relay.row_bytes + columns.start;
+                    let (from, to) = ((from.add(offset), relay.row_bytes), (to.add(offset), relay.row_bytes));
+                    let bytes = columns.len() * rows.len();
+                    let moved = Moved { from: rank, to: hop, shard: owner, lane, bytes, signal: None };
+                    let copy = |stream: &Stream| Ok(stream.copy_rows(to, from, columns.len(), rows.len())?);
+                    state.link.logged(moved, copy)?;
+                    let first = panel * self.blocks();
+                    let of_panel =
+                        blocks.clone().map(|block| signals.add((first + block) * size_of::<u32>()));
+                    raise_words(transfers, of_panel, epoch)?;
+                }
             }
         }
         Ok(())
@@ -274,6 +300,7 @@ mod tests {
             row_bytes: 1,
             chunk_rows: chunk_rows.into(),
             taper,
+            panels: PanelCut::NONE,
             block_rows,
             with_partial: false,
             relayed: true,
@@ -285,7 +312,7 @@ mod tests {
             op: 0,
             signal_loss: None,
         };
-        Relay::new(&members, &spec, slot_rows, |_| Ok(Vec::new()))
+        Relay::new(&members, &spec, (slot_rows, spec.panels), |_| Ok(Vec::new()))
     }
 
     /// Every block's signal is raised once, behind a chunk that holds all of its rows, and every row is carried once.

@@ -23,7 +23,7 @@ use crate::scatter_puts::{PutWords, Puts};
 use crate::turns::Scattering;
 use crate::{DataTransfer, Direction, Error, Members, Result, SignalLoss, SumSlots, TransferLog};
 use flux_memory::{Address, PerRank, Placement, Reach, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
-use flux_swizzle::{ChunkRows, Chunks, Pattern, SlotLayout, SlotPlace, Taper};
+use flux_swizzle::{ChunkRows, Chunks, PanelCut, Panels, Pattern, SlotLayout, SlotPlace, Taper};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,6 +41,9 @@ pub struct ScatterSpec {
     pub chunk_rows: ChunkRows,
     /// Which chunks of relayed tiles, on their way from a rank, are cut finer; into whole blocks.
     pub taper: Taper,
+    /// Into how many panels relayed chunks are cut, where all tiles for other ranks are relayed by copies and none summed on their
+    /// way; elsewhere they go in whole rows. Each panel of a block of rows has a signal.
+    pub panels: PanelCut,
     /// Rows of a block: all that share one of the signals that tell a slot's owner of a GEMM's tiles. 0 if there are none.
     pub block_rows: usize,
     /// Whether rows may be moved from [`Scatter::partial`]; costs `max_rows` rows of memory.
@@ -87,6 +90,8 @@ pub struct Scatter {
     slot_rows: usize,
     /// In a slot.
     blocks: usize,
+    /// [`ScatterSpec::panels`], where it counts.
+    pub(crate) panels: PanelCut,
     slots: SymmetricBuffer,
     partial: Option<Arc<SymmetricBuffer>>,
     pub(crate) signals: SymmetricSignals,
@@ -143,9 +148,13 @@ impl Scatter {
             SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
         };
         let sum_in_nodes = spec.sum_in_nodes.as_ref().filter(|_| !to_all);
+        let by_panels = spec.relayed && !to_all && reach.is_complete() && sum_in_nodes.is_none();
+        let panels = if by_panels { spec.panels } else { PanelCut::NONE };
+        let most_panels = panels.most(spec.row_bytes);
+        let slot_signals = blocks.saturating_mul(most_panels);
         let layout = slot_layout(&reach, sum_in_nodes.is_some())?;
         let slots = allocate(layout.all_slots().saturating_mul(slot_rows), spec.placement)?;
-        let arrived = PeerWords { first: blocks.saturating_mul(layout.slots()) };
+        let arrived = PeerWords { first: slot_signals.saturating_mul(layout.slots()) };
         let behind = arrived.first.saturating_add(layout.slots());
         let words = |row: usize| PeerWords { first: behind.saturating_add(row.saturating_mul(world_size)) };
         let (acks, ready, pulled, most) = (words(0), words(1), words(2), words(3).first);
@@ -154,12 +163,13 @@ impl Scatter {
         let put_words = wanted.then(|| PutWords::behind(most, world_size, blocks));
         let most = put_words.map_or(most, PutWords::end);
         let signals = SymmetricSignals::allocate(space, most, spec.placement)?;
-        let lost_blocks = if spec.signal_loss.is_some() { blocks } else { 0 };
-        let lost = SymmetricSignals::allocate(space, lost_blocks, spec.placement)?;
+        let lost_signals = if spec.signal_loss.is_some() { slot_signals } else { 0 };
+        let lost = SymmetricSignals::allocate(space, lost_signals, spec.placement)?;
         let before_moving = if spec.direction == Direction::Push { acks } else { ready };
         let most_chunks =
-            spec.chunk_rows.numbered(spec.max_rows, chunks.shards().world_size(), Taper::NONE)?;
-        let most_chunks = most_chunks.signal(1, 0).saturating_mul(layout.all_slots());
+            spec.chunk_rows.numbered(spec.max_rows, chunks.shards().world_size(), spec.taper)?;
+        let most_chunks =
+            most_chunks.signal(1, 0).saturating_mul(layout.all_slots()).saturating_mul(most_panels);
         let own_blocks = |rank: usize| {
             let count = if to_all && !reach.is_complete() { blocks } else { 0 };
             let own = |block| rank * blocks + block; // as in `Scatter::block_signals`
@@ -187,7 +197,7 @@ impl Scatter {
         let levels = levels.transpose()?;
         let out_of_reach = !reach.is_complete() && levels.is_none() && spec.block_rows > 0;
         let relayed = (spec.relayed || out_of_reach) && !to_all;
-        let relay = relayed.then(|| Relay::new(members, &spec, slot_rows, acked)).transpose()?;
+        let relay = relayed.then(|| Relay::new(members, &spec, (slot_rows, panels), acked)).transpose()?;
         let puts = put_words.map(|words| Puts::new(members, &signals, words, spec.op)).transpose()?;
         let cannot_put = |rank: &usize| {
             let exchange = ranks[*rank].link.exchange.as_ref();
@@ -216,6 +226,7 @@ impl Scatter {
             to_all,
             slot_rows,
             blocks,
+            panels,
             slots,
             partial,
             signals,
@@ -251,7 +262,7 @@ impl Scatter {
         self.slot(rank, slot)
     }
 
-    /// The signals that `source` raises there, one for each block of rows.
+    /// The signals that `source` raises there, one for each block of rows; those of its next panel are [`Scatter::blocks`] further on.
     pub fn block_signals(&self, owner: usize, source: usize) -> Address {
         self.signals_of(source, self.layout.place(owner, source))
     }
@@ -261,12 +272,28 @@ impl Scatter {
         if self.is_lost(source, rank) {
             return self.lost.word(rank, 0);
         }
-        self.signals.word(rank, slot * self.blocks)
+        self.signals.word(rank, slot * self.slot_signals())
     }
 
     /// Blocks of rows in a slot.
     pub const fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    /// The most panels of a call.
+    pub const fn most_panels(&self) -> usize {
+        self.panels.most(self.spec.row_bytes)
+    }
+
+    /// Signals of a slot: one for each block of rows, and for each panel of it in the call that has the most.
+    pub const fn slot_signals(&self) -> usize {
+        self.blocks * self.most_panels()
+    }
+
+    /// The panels of a call with `rows` rows.
+    pub fn panels(&self, rows: usize) -> Panels {
+        let chunk_rows = self.spec.chunk_rows.of(rows).min(rows.div_ceil(self.world_size.max(1)));
+        self.panels.of(chunk_rows, self.spec.row_bytes)
     }
 
     /// `rank`'s signals; the acknowledgement of each destination is [`Scatter::gate`] further on.
@@ -325,7 +352,8 @@ impl Scatter {
         }
         // SAFETY: the signals belong to this op.
         unsafe {
-            self.acks.raise(&self.signals, compute, rank, self.reach.of_rank(rank), epoch)?;
+            let acks = self.acks.words(&self.signals, rank, self.reach.of_rank(rank));
+            link.raise_after(compute, acks, epoch)?;
             self.acknowledge_puts(rank, epoch, compute)?;
         }
         if self.relay.is_some() || link.exchange.is_some() {

@@ -2,7 +2,7 @@
 
 use crate::link::Link;
 use crate::{Chunk, DataTransfer, Result};
-use flux_memory::{Address, Device, Stamp};
+use flux_memory::{Address, Device, Stamp, Stream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The last call's chunks on a rank's transfer streams. All memory is allocated when it is made.
@@ -92,20 +92,29 @@ impl Link {
         moved: Moved,
     ) -> Result<()> {
         let stream = self.lane(moved.lane);
-        let Some([begin, end]) = self.log.as_ref().and_then(|log| log.next(moved)) else {
+        if self.log.is_none() {
             // SAFETY: the caller's promise.
             return unsafe { transfer.move_chunk(stream, chunk, epoch) };
-        };
+        }
         // The signal by itself, after the end was noted: nobody is to see it before.
         let silent = Chunk { signal: Address::NULL, ..*chunk };
-        begin.note(stream)?;
         // SAFETY: the caller's promise.
-        unsafe { transfer.move_chunk(stream, &silent, epoch)? };
-        end.note(stream)?;
+        self.logged(moved, |stream| unsafe { transfer.move_chunk(stream, &silent, epoch) })?;
         if !chunk.signal.is_null() {
             // SAFETY: the caller's promise.
             unsafe { stream.write_values(&[(chunk.signal, epoch)])? };
         }
         Ok(())
+    }
+
+    /// Has `copy` enqueued on the stream of its lane, and logs when that begins and ends where there is a log.
+    pub(crate) fn logged(&self, moved: Moved, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
+        let stream = self.lane(moved.lane);
+        let Some([begin, end]) = self.log.as_ref().and_then(|log| log.next(moved)) else {
+            return copy(stream);
+        };
+        begin.note(stream)?;
+        copy(stream)?;
+        Ok(end.note(stream)?)
     }
 }

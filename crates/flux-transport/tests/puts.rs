@@ -5,7 +5,7 @@ use flux_memory::{
     Address, Bootstrap, BootstrapError, Buffer, Device, FaultLog, Peers, PerRank, Placement, Reach, Sharing,
     Stream, SymmetricBuffer, SymmetricHeap, SymmetricSpace,
 };
-use flux_swizzle::{Pattern, Shards};
+use flux_swizzle::{PanelCut, Pattern, Shards};
 use flux_transport::{
     AllGather, AllGatherSpec, Awaited, Direction, Members, Message, NodeSum, PeerCopy, Put, PutExchange,
     Result, Rows, Scatter, ScatterSpec, SumSlots, Taper,
@@ -213,6 +213,7 @@ fn scatter_in_levels(members: &Members, puts: bool, sum_in_nodes: Option<Arc<dyn
         row_bytes: ROW_BYTES,
         chunk_rows: 5.into(),
         taper: Taper::NONE,
+        panels: PanelCut::NONE,
         block_rows: BLOCK_ROWS,
         with_partial: true,
         relayed: false,

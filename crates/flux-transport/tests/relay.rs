@@ -2,13 +2,14 @@
 //! written to poisoned before, and every block of rows read the moment its signal is up.
 
 use flux_memory::{Address, Device, FaultLog, Placement, Stream, reached};
-use flux_swizzle::{ChunkRows, Chunks, End, Shards, Taper};
+use flux_swizzle::{ChunkRows, Chunks, End, PanelCut, Panels, Shards, Taper};
 use flux_transport::{Direction, Error, Members, PeerCopy, Scatter, ScatterSpec, SignalLoss, Target};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const ROW: usize = 8;
+/// Room for three panels, the last of which is wider.
+const ROW: usize = 1544;
 const MAX_ROWS: usize = 41;
 const BLOCK_ROWS: usize = 4;
 
@@ -24,6 +25,7 @@ fn spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSp
         row_bytes: ROW,
         chunk_rows: chunk_rows.into(),
         taper: Taper { end: End::First, finer: [2, 1, 0], grain: 1 },
+        panels: PanelCut::NONE,
         block_rows: BLOCK_ROWS,
         with_partial: true,
         relayed: true,
@@ -50,9 +52,15 @@ fn wait_for(word: &AtomicU32, epoch: u32) {
     }
 }
 
-/// What row `row` of the shard of `owner` holds in call `epoch`, as `source` has it.
-fn value(epoch: u32, source: usize, owner: usize, row: usize) -> u64 {
-    u64::from(epoch) << 40 | (source as u64) << 30 | (owner as u64) << 20 | row as u64
+/// What row `row` of the shard of `owner` holds in call `epoch`, as `source` has it, where panel `panel` begins and where it ends.
+fn value(epoch: u32, source: usize, owner: usize, (panel, row): (usize, usize)) -> u64 {
+    u64::from(epoch) << 40 | (source as u64) << 30 | (owner as u64) << 20 | (panel as u64) << 10 | row as u64
+}
+
+/// Where a panel's first and last eight bytes are.
+fn ends(panels: Panels, panel: usize) -> [usize; 2] {
+    let bytes = panels.bytes(panel);
+    [bytes.start, bytes.end - 8]
 }
 
 /// The rows of `owner`'s shard that share a signal of `rank`'s target there, from its first on.
@@ -65,23 +73,33 @@ fn signalled(scatter: &Scatter, (rank, owner): (usize, usize), shards: Shards) -
     of_shard.map(|rows| rows.start - first..rows.end - first).collect()
 }
 
-/// Writes rows as a GEMM does: signal by signal, the later ones of a shard first.
-fn compute((rank, epoch): (usize, u32), targets: &[(Target, Vec<Range<usize>>)], poison: (Address, usize)) {
-    let rows = |slot: Address, rows| -> &mut [u64] {
+/// Writes rows as a GEMM does: signal by signal, the later ones of a shard first, and each panel's by themselves.
+fn compute(
+    (rank, epoch): (usize, u32),
+    targets: &[(Target, Vec<Range<usize>>)],
+    panels: Panels,
+    poison: (Address, usize),
+) {
+    let words = |slot: Address, count| -> &mut [u64] {
         // SAFETY: this thread has the tiles until it raises their signal.
-        unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), rows) }
+        unsafe { std::slice::from_raw_parts_mut(slot.as_ptr(), count) }
     };
     if poison.1 > 0 {
-        rows(poison.0, poison.1 / ROW).fill(u64::MAX);
+        words(poison.0, poison.1 / 8).fill(u64::MAX);
     }
     let world_size = targets.len();
     for owner in (1..=world_size).map(|step| (rank + step) % world_size) {
-        let (&Target { slot, signals, .. }, chunks) = (&targets[owner].0, &targets[owner].1);
-        for (signal, chunk) in chunks.iter().enumerate().rev() {
+        let (&Target { slot, signals, panel_stride, .. }, chunks) = (&targets[owner].0, &targets[owner].1);
+        let of_panels =
+            (0..panels.count()).flat_map(|panel| (0..chunks.len()).map(move |chunk| (panel, chunk)));
+        for (panel, chunk) in of_panels.rev() {
             std::thread::yield_now();
-            for row in chunk.clone() {
-                rows(slot.add(row * ROW), 1)[0] = value(epoch, rank, owner, row);
+            for row in chunks[chunk].clone() {
+                for at in ends(panels, panel) {
+                    words(slot.add(row * ROW + at), 1)[0] = value(epoch, rank, owner, (panel, row));
+                }
             }
+            let signal = panel * panel_stride + chunk;
             let before = word(signals, signal).swap(epoch, Ordering::Release);
             assert!(before != epoch, "signal {signal} of {owner} at {rank} was up before");
         }
@@ -89,15 +107,26 @@ fn compute((rank, epoch): (usize, u32), targets: &[(Target, Vec<Range<usize>>)],
 }
 
 /// Reads every block as soon as its signal is up, and spoils it.
-fn sum((rank, epoch): (usize, u32), slots: &[(Address, Address)], shard_rows: usize) {
-    for (source, &(slot, signals)) in slots.iter().enumerate() {
+fn sum(
+    (rank, epoch): (usize, u32),
+    slots: &[(Address, Address)],
+    (panels, stride): (Panels, usize),
+    shard_rows: usize,
+) {
+    let of_panels = (0..panels.count()).flat_map(|panel| (0..slots.len()).map(move |source| (panel, source)));
+    for (panel, source) in of_panels {
+        let (slot, signals) = slots[source];
         for block in 0..shard_rows.div_ceil(BLOCK_ROWS) {
-            wait_for(word(signals, block), epoch);
-            assert_eq!(word(signals, block).load(Ordering::Relaxed), epoch, "raised for a later call");
+            let signal = word(signals, panel * stride + block);
+            wait_for(signal, epoch);
+            assert_eq!(signal.load(Ordering::Relaxed), epoch, "raised for a later call");
             for row in block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(shard_rows) {
-                // SAFETY: a row of the slot, which nobody writes to once its signal is up.
-                let seen = unsafe { slot.add(row * ROW).as_ptr::<u64>().replace(u64::MAX) };
-                assert_eq!(seen, value(epoch, source, rank, row), "row {row} from {source} at {rank}");
+                for at in ends(panels, panel) {
+                    // SAFETY: part of a row of the slot, which nobody writes to once its signal is up.
+                    let seen = unsafe { slot.add(row * ROW + at).as_ptr::<u64>().replace(u64::MAX) };
+                    let expected = value(epoch, source, rank, (panel, row));
+                    assert_eq!(seen, expected, "row {row}, panel {panel} from {source} at {rank}");
+                }
             }
         }
     }
@@ -114,9 +143,11 @@ fn every_block_arrives_before_its_signal_and_once() {
             let mut spec = spec(world_size, direction, chunk_rows);
             if chunk_rows == 5 {
                 spec.pattern = islands;
+                spec.panels = PanelCut::always(3);
             }
             if chunk_rows == 8 {
                 spec.chunk_rows = ChunkRows::up_to([(7, 1), (40, 4), (MAX_ROWS, 100)]);
+                spec.panels = PanelCut::always(2);
             }
             let scatter = Scatter::new(Box::new(PeerCopy), &members, spec).unwrap();
             let streams: Vec<_> = (0..world_size).map(|_| Device::host().stream().unwrap()).collect();
@@ -126,6 +157,11 @@ fn every_block_arrives_before_its_signal_and_once() {
             };
             for (epoch, rows) in (1..).zip([MAX_ROWS, 7, 0, 1, 40, MAX_ROWS, 3, 20, MAX_ROWS, MAX_ROWS]) {
                 let shards = Shards::new(rows, world_size).unwrap();
+                let panels = scatter.panels(rows);
+                assert_eq!(
+                    panels.count(),
+                    [1, 3, 2, 1][[1, 5, 8, 100].iter().position(|&of| of == chunk_rows).unwrap()]
+                );
                 for (rank, stream) in streams.iter().enumerate() {
                     let targets: Vec<_> = (0..world_size)
                         .map(|owner| {
@@ -138,15 +174,15 @@ fn every_block_arrives_before_its_signal_and_once() {
                         scatter.begin(rank, stream).unwrap();
                         scatter.begin_relay(rank, stream).unwrap();
                     }
-                    host(rank).launch(move || compute((rank, epoch), &targets, poison)).unwrap();
+                    host(rank).launch(move || compute((rank, epoch), &targets, panels, poison)).unwrap();
                     // SAFETY: as above.
                     unsafe { scatter.relay(rank, epoch, rows).unwrap() };
                 }
                 for (rank, stream) in streams.iter().enumerate() {
                     let slot = |source| (scatter.slot(rank, source), scatter.block_signals(rank, source));
                     let slots: Vec<_> = (0..world_size).map(slot).collect();
-                    let shard_rows = shards.rows(rank);
-                    host(rank).launch(move || sum((rank, epoch), &slots, shard_rows)).unwrap();
+                    let (shard_rows, of_panels) = (shards.rows(rank), (panels, scatter.blocks()));
+                    host(rank).launch(move || sum((rank, epoch), &slots, of_panels, shard_rows)).unwrap();
                     // SAFETY: as above.
                     unsafe { scatter.release(rank, epoch, stream).unwrap() };
                 }

@@ -96,7 +96,7 @@ impl AgGemm {
         let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
         let schedules = PerRank::try_new(group.local_ranks(), |rank| {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
-            Schedules::new(group, rank, spec.dtype, (shards, extra), weight_rows(rank))
+            Schedules::new(group, rank, spec.dtype, (shards, extra, 1), weight_rows(rank))
         })?;
         let state = OpState::new(group, schedules)?;
         Ok(Self { spec, op, planner, tile, columns, gather, state, group: group.clone() })

@@ -53,6 +53,10 @@ pub struct OpSpec {
     /// from the next rank around the world, whatever the order. By default none if the caller gives `chunk_rows`; else, where
     /// ranks exchange through pinned host memory, so many that GEMM and traffic are expected to end earliest.
     pub taper: Option<Taper>,
+    /// [`crate::GemmRs`] and [`crate::GemmAr`]: into how many panels, blocks of columns, the chunks of relayed tiles are cut, each of which
+    /// leaves when its own tiles are complete. By default four between GPUs that reach each other's memory, or as many as have 4 MiB;
+    /// elsewhere one, and always one between nodes. Panels are at least 256 columns wide.
+    pub panels: Option<usize>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
     pub keep_gathered: bool,
@@ -84,6 +88,7 @@ impl OpSpec {
             tile: None,
             chunk_rows: None,
             taper: None,
+            panels: None,
             keep_gathered: false,
             one_shot_rows: None,
             tune_rows: Vec::new(),

@@ -96,12 +96,12 @@ struct Entry {
 
 impl Schedules {
     /// Room for calls of `rank` with at most the rows of `largest`, and so many tiles in each column that are not full because
-    /// a chunk ends there, and `columns` columns.
+    /// a chunk ends there, whose row tiles may have an entry for each of so many panels, and `columns` columns.
     pub(crate) fn new(
         group: &Group,
         rank: usize,
         dtype: DType,
-        (largest, extra): (Shards, usize),
+        (largest, extra, panels): (Shards, usize, usize),
         columns: usize,
     ) -> Result<Self> {
         let (device, launcher) = (group.device(rank)?, group.launcher(rank));
@@ -109,6 +109,7 @@ impl Schedules {
         let largest = TileOrder::all_gather(largest, rank, launcher.smallest_tile(dtype)?, columns)?;
         let row_tiles = largest.row_tiles().count() + extra;
         let tiles = row_tiles * largest.column_tiles();
+        let row_tiles = row_tiles * panels;
         let entry = |schedule| {
             Ok(Entry { key: None, tiling: None, last_used: 0, schedule, used: Event::new(device)? })
         };

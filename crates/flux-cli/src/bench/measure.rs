@@ -16,7 +16,7 @@ const MAX_CALLS: usize = 500;
 /// By whose clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
-    /// The device's: the host's part in it does not count. For one rank.
+    /// The device's of a process's first rank: the host's part in it does not count. Among processes, that of the slowest.
     Device,
     /// The host's, from one synchronisation of all ranks to the next; among processes, that of the slowest.
     Host,
@@ -146,6 +146,7 @@ impl<'a, E: Element> Contender<'a, E> {
         if protocol.warm_up {
             self.enqueue()?;
             self.operands.synchronize()?;
+            self.operands.group().barrier()?;
             enqueue()?;
         }
         let time = match protocol.clock {
@@ -154,7 +155,9 @@ impl<'a, E: Element> Contender<'a, E> {
                 self.timer.begin(stream).map_err(flux::Error::from)?;
                 (0..calls).try_for_each(|_| enqueue())?;
                 self.timer.end(stream).map_err(flux::Error::from)?;
-                self.timer.elapsed().map_err(flux::Error::from)?
+                let elapsed = self.timer.elapsed().map_err(flux::Error::from)?;
+                self.operands.synchronize()?; // the other ranks
+                self.operands.slowest(elapsed)?
             }
             Clock::Host => {
                 self.operands.synchronize()?;

@@ -142,9 +142,9 @@ impl<'a, E: Element> Bench<'a, E> {
         let protocol = Protocol {
             samples: arguments.samples.unwrap_or(if on_gpus { 15 } else { 5 }),
             rest: Duration::from_millis(arguments.rest_ms.unwrap_or(if on_gpus { 60 } else { 0 })),
-            clock: if several { Clock::Host } else { Clock::Device },
+            // Ranks wait for each other in every call: over several calls in a row, each takes as long as the first one.
+            clock: if several && !on_gpus { Clock::Host } else { Clock::Device },
             warm_up: on_gpus,
-            // By the host's clock a sample also holds one launch and one synchronisation: they must not matter.
             sample_time: Duration::from_millis(if several && on_gpus { 5 } else { 2 }),
             min_calls: if several && on_gpus { 4 } else { 1 },
         };

@@ -5,7 +5,7 @@ mod errors;
 mod scatter;
 
 use flux_memory::{Address, Device, FaultLog, Placement, Stream};
-use flux_swizzle::{ChunkRows, End, Taper};
+use flux_swizzle::{ChunkRows, End, PanelCut, Taper};
 use flux_transport::{AllGatherSpec, Direction, Members, Pattern, ScatterSpec};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -50,6 +50,7 @@ fn scatter_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> S
         row_bytes: ROW,
         chunk_rows: chunk_rows.into(),
         taper: Taper::NONE,
+        panels: PanelCut::NONE,
         block_rows: 0,
         with_partial: true,
         relayed: false,

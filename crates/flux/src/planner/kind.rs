@@ -54,8 +54,8 @@ pub(crate) struct Layer {
 impl Layer {
     pub(crate) fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
         let &OpSpec { n, k, dtype, levels, path, direction, delivery, summation, push, .. } = spec;
-        let OpSpec { order, chunk_rows, taper, one_shot_rows, keep_gathered, tile, .. } = spec;
-        let rows = (chunk_rows, taper, one_shot_rows, keep_gathered, tile);
+        let OpSpec { order, chunk_rows, taper, panels, one_shot_rows, keep_gathered, tile, .. } = spec;
+        let rows = (chunk_rows, taper, panels, one_shot_rows, keep_gathered, tile);
         let asked = number(&format!(
             "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
         ));

@@ -143,7 +143,12 @@ impl Reduction {
     unsafe fn sum(&self, part: &Partial, stream: &Stream) -> Result<()> {
         let &Partial { rank, out, .. } = part;
         let (signals, source_stride, signal_rows) = match part.path {
-            Path::Fused => (self.scatter.gates(rank), self.scatter.blocks(), SIGNAL_ROWS),
+            // A slot's panels come one after the other, and the rank's own tiles are all written when this begins.
+            Path::Fused => {
+                let last =
+                    (self.scatter.panels(part.m).count() - 1) * self.scatter.blocks() * size_of::<u32>();
+                (self.scatter.gates(rank).add(last), self.scatter.slot_signals(), SIGNAL_ROWS)
+            }
             _ => (self.scatter.arrived(rank), 1, self.scatter.slot_rows().max(1)),
         };
         let params = SumParams {
@@ -154,7 +159,7 @@ impl Reduction {
             ld_out: out.pitch as u64,
             bias: part.bias.unwrap_or_default(),
             signals,
-            source_stride: kernel_size("the number of blocks of rows", source_stride)?,
+            source_stride: kernel_size("the number of a slot's signals", source_stride)?,
             signal_rows: kernel_size("the number of rows", signal_rows)?,
             rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
             n: kernel_size("n", self.spec.n)?,
@@ -180,7 +185,7 @@ impl Reduction {
             own: kernel_size("the rank", self.scatter.own_source(rank))?,
             slot_rows: kernel_size("the number of rows", self.scatter.slot_rows())?,
             rows: kernel_size("the number of rows", self.rows(rank, part.m).len())?,
-            source_stride: kernel_size("the number of blocks of rows", self.scatter.blocks())?,
+            source_stride: kernel_size("the number of a slot's signals", self.scatter.slot_signals())?,
             epoch: part.epoch,
         })
     }

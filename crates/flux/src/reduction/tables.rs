@@ -3,7 +3,7 @@
 use super::{Owners, Reduction};
 use crate::schedules::Schedules;
 use crate::{OpSpec, Result};
-use flux_launch::{Destination, SIGNAL_ROWS, ScheduleTables, Tiling};
+use flux_launch::{Destination, RowTile, SIGNAL_ROWS, ScheduleTables, Tiling};
 use flux_memory::PerRank;
 use flux_swizzle::{Chunks, Shards, TileOrder};
 use flux_transport::{Scatter, Target};
@@ -30,7 +30,7 @@ impl Reduction {
         if let Some(chunks) = &relayed {
             order = order.following(chunks, tiling.half_rows());
         }
-        Ok(ScheduleTables::along(&order, along, |tile, entry| {
+        let tables = ScheduleTables::along(&order, along, |tile, entry| {
             let gate = match self.owners {
                 Owners::Shards => self.scatter.target(rank, tile.shard).gate,
                 Owners::All => self.scatter.gate(in_reach.start)..self.scatter.gate(in_reach.end),
@@ -50,6 +50,24 @@ impl Reduction {
             entry.destination_row = number(tile.rows.start - shards.range(tile.shard).start);
             entry.signal = number(signal);
             entry.counter = number(tile.shard * self.scatter.blocks() + signal);
+        })?;
+        let panels = self.scatter.panels(m);
+        if panels.count() == 1 {
+            return Ok(tables);
+        }
+        // In panels, tiles go straight to where they are summed: destinations are owners.
+        let (columns, bytes) = (tiling.shape.columns, self.spec.dtype.result().bytes());
+        let panel_of = |tile: &RowTile, column_tile: usize| {
+            let begin = column_tile * columns;
+            let end = begin.saturating_add(columns).min(self.spec.n).saturating_sub(1);
+            // A tile is waited for with the panel that it begins in, and waits for those of others that it ends in.
+            panels.containing(bytes * if tile.destination as usize == rank { end } else { begin })
+        };
+        let counters = self.scatter.blocks() * self.group.world_size();
+        Ok(tables.by_panels(panel_of, |panel, tile| {
+            let stride = self.scatter.target(rank, tile.destination as usize).panel_stride;
+            tile.signal += number(panel * stride);
+            tile.counter += number(panel * counters);
         })?)
     }
 
@@ -59,8 +77,9 @@ impl Reduction {
         let shards = Shards::new(spec.max_m, self.group.world_size())?;
         let relayed = self.scatter.relayed_chunks(0, 0)?;
         let extra = relayed.map_or(0, |chunks| chunks.signals());
+        let panels = self.scatter.most_panels();
         PerRank::try_new(self.group.local_ranks(), |rank| {
-            Schedules::new(&self.group, rank, spec.dtype, (shards, extra), spec.n)
+            Schedules::new(&self.group, rank, spec.dtype, (shards, extra, panels), spec.n)
         })
     }
 }
