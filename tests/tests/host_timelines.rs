@@ -6,7 +6,7 @@ use flux::{
     Operation, Order, PathPreference, Shards, Whole,
 };
 use flux_sim::{Activity, Machine, Op, Path, Plan, Problem, Style, simulate};
-use flux_swizzle::{Chunks, Collective, Schedule, Transfer};
+use flux_swizzle::{Chunks, Collective, PanelCut, Schedule, Transfer};
 use flux_tests::data::{Fill, matrix};
 use flux_tests::machines::{in_words, of_every_class};
 use half::bf16;
@@ -60,8 +60,8 @@ impl Timeline {
         // Large enough that all SMs are busy, of as many chunks as what is run.
         let rows = 1024;
         let problem = Problem { op, m: rows * machine.gpus(), n: 8192, k: 1024, element_bytes: 2 };
-        // What is run, in one level, on however many nodes.
-        let style = Style { sums_in_nodes: false, ..Style::FLUX };
+        // What is run: in one level, on however many nodes, and by whole rows.
+        let style = Style { sums_in_nodes: false, panels: PanelCut::NONE, ..Style::FLUX };
         let plan = Plan { chunk_rows: Some(rows / CHUNKS), timeline: true, style, ..Plan::new(path) };
         let outcome = simulate(machine, &problem, &plan).unwrap();
         let spans = || outcome.timeline.iter();

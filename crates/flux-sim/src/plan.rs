@@ -1,7 +1,7 @@
 //! What is computed, and how it is gone about.
 
 use crate::{Error, Result, TileRate};
-use flux_swizzle::Pattern;
+use flux_swizzle::{PanelCut, Pattern};
 
 /// An operation on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,8 @@ pub struct Style {
     pub sums_in_nodes: bool,
     /// Tiles for the rank itself are computed before those for others.
     pub own_first: bool,
+    /// Into how many panels of columns the chunks of a GEMM's tiles are cut on their way to their owners, each by itself.
+    pub panels: PanelCut,
     /// SMs store tiles to their owners, instead of copy engines that are told when tiles are complete.
     pub stores: bool,
     /// Nothing paces these stores, so that each SM that stores starves its own loads meanwhile: as long again as the link is busy.
@@ -145,6 +147,7 @@ impl Style {
         sums_on_the_way: false,
         sums_in_nodes: true,
         own_first: false,
+        panels: PanelCut::BETWEEN_GPUS,
         stores: false,
         starves: false,
         first_us: 20.0,

@@ -20,8 +20,10 @@ impl Call<'_> {
         let chunks = self.chunks()?;
         let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
         let collective = if sums { Collective::ReduceScatter } else { Collective::Scatter };
-        let schedule = self.schedules.of(collective, self.pattern, |shard| chunks.count(shard))?;
-        let bytes = self.chunk_bytes(&chunks);
+        let panels = if sums { 1 } else { self.panels(&chunks) };
+        let schedule = self.schedules.of(collective, self.pattern, |shard| panels * chunks.count(shard))?;
+        let of_chunk = self.chunk_bytes(&chunks);
+        let bytes = |shard: usize, part: usize| of_chunk(shard, part / panels) / panels as f64;
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
             let done = nccl_us(self.machine, self.problem) + self.gemm_us(self.problem.m);
@@ -31,7 +33,7 @@ impl Call<'_> {
         let orders: Vec<Vec<usize>> = (0..gpus).map(|rank| self.order(&schedule, rank)).collect();
         let cut = self.scatter_cut(&chunks, &orders[0], start_us);
         let computed: Vec<Computing> =
-            orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
+            orders.iter().map(|order| self.computing((&chunks, panels), order, cut, start_us)).collect();
         let milestones: Vec<Milestones> =
             computed.iter().map(|computing| computing.milestones.clone()).collect();
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &milestones);
@@ -48,7 +50,7 @@ impl Call<'_> {
             let summed = self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline);
             match spans.iter().find(|(shard, ..)| *shard == rank) {
                 Some(&(_, begin, _)) if self.folds() => {
-                    summed.max(self.folded_us(rank, &cut, clock.time_of(begin), &schedule, &moved, &chunks))
+                    summed.max(self.folded_us(rank, &cut, clock.time_of(begin), (&schedule, &moved), (&chunks, panels)))
                 }
                 _ => summed,
             }
@@ -109,27 +111,32 @@ impl Call<'_> {
         rank: usize,
         cut: &Cut,
         begin_us: f64,
-        schedule: &Schedule,
-        moved: &Moved,
-        chunks: &Chunks,
+        (schedule, moved): (&Schedule, &Moved),
+        (chunks, panels): (&Chunks, usize),
     ) -> f64 {
         let (rows, height) = (self.shards.rows(rank), cut.tile.rows);
         let arrivals = schedule.arrivals(rank).iter().map(|&index| (&schedule.transfers()[index], index));
-        let parts: Vec<(usize, f64)> = arrivals
+        // The first row of each part, its panel, and when it came.
+        let parts: Vec<(usize, usize, f64)> = arrivals
             .filter(|(transfer, _)| transfer.shard == rank)
             .map(|(transfer, index)| {
-                (chunks.rows(rank, transfer.chunk).start - chunks.rows(rank, 0).start, moved.spans[index].1)
+                let first = chunks.rows(rank, transfer.chunk / panels).start - chunks.rows(rank, 0).start;
+                (first, transfer.chunk % panels, moved.spans[index].1)
             })
             .collect();
-        let arrived = |rows: usize| {
-            let of_rows = parts.iter().filter(|&&(first, _)| first < rows);
-            of_rows.fold(0.0_f64, |last, &(_, end)| last.max(end))
+        // All rows before a sweep's, and of these the panels up to that one.
+        let arrived = |sweep: usize, panel: usize| {
+            let rows = |sweep: usize| sweep * SWEPT_TILES * height;
+            let is_needed = |first: usize, of: usize| first < rows(sweep) || first < rows(sweep + 1) && of <= panel;
+            let needed = parts.iter().filter(|&&(first, of, _)| is_needed(first, of));
+            needed.fold(0.0_f64, |last, &(.., end)| last.max(end))
         };
         let units = cut.units(self.rows_computed(rows, height) / height, self.problem.n);
         let swept = cut.units(SWEPT_TILES, self.problem.n).max(1);
         (0..units).step_by(cut.sms.max(1)).fold(begin_us, |end, first| {
             let last = (first + cut.sms).min(units) - 1;
-            (end + cut.part_us).max(arrived((last / swept + 1) * SWEPT_TILES * height))
+            let panel = last % swept * panels / swept.min(units);
+            (end + cut.part_us).max(arrived(last / swept, panel))
         })
     }
 
@@ -146,6 +153,15 @@ impl Call<'_> {
         rows.div_ceil(height) * height
     }
 
+    /// Into how many panels a chunk is cut.
+    fn panels(&self, chunks: &Chunks) -> usize {
+        if self.plan.path != Path::Fused || self.stores() || self.style().straddles {
+            return 1;
+        }
+        let rows = chunks.chunk_rows().min(self.shards.max_rows());
+        self.style().panels.of(rows, self.problem.row_bytes()).count()
+    }
+
     fn scatter_cut(&self, chunks: &Chunks, order: &[usize], start_us: f64) -> Cut {
         let gpu = &self.machine.node().gpu;
         let row_tiles = |height: usize| {
@@ -158,16 +174,22 @@ impl Call<'_> {
         };
         let splits = self.style().splits;
         best(Cut::all(gpu, self.tiles(), self.problem, splits, row_tiles), |cut| {
-            self.computing(chunks, order, *cut, start_us).end_us
+            self.computing((chunks, 1), order, *cut, start_us).end_us
         })
     }
 
     /// What a rank has computed when, if nothing disturbs it.
-    fn computing(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing(
+        &self,
+        (chunks, panels): (&Chunks, usize),
+        order: &[usize],
+        cut: Cut,
+        start_us: f64,
+    ) -> Computing {
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
         let mut end = start_us;
         match self.plan.path {
-            Path::Fused => return self.computing_fused(chunks, order, cut, start_us),
+            Path::Fused => return self.computing_fused((chunks, panels), order, cut, start_us),
             Path::Chunked => {
                 for &shard in order {
                     let begin = end;
@@ -188,7 +210,13 @@ impl Call<'_> {
     }
 
     /// The same where the rank's one GEMM computes chunk after chunk, in that order.
-    fn computing_fused(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing_fused(
+        &self,
+        (chunks, panels): (&Chunks, usize),
+        order: &[usize],
+        cut: Cut,
+        start_us: f64,
+    ) -> Computing {
         let gpu = &self.machine.node().gpu;
         let begin_us = start_us + gpu.launch_us;
         let mut sms = Sms::new(cut.sms, begin_us);
@@ -203,8 +231,7 @@ impl Call<'_> {
             let tiles = self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
             let stall = self.starved_us(shard, order, &cut);
             let (mut begin, mut done) = (f64::INFINITY, begin_us);
-            let mut compute = |row_tiles: usize| {
-                let units = cut.units(row_tiles, self.problem.n);
+            let mut compute = |units: usize| {
                 total += units;
                 let computed = sms.compute(units, cut.part_us + stall, 0.0);
                 begin = begin.min(computed.begin_us);
@@ -214,15 +241,27 @@ impl Call<'_> {
                 if straddles {
                     // A chunk is complete with the last tile that touches it.
                     for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
-                        done = done.max(*computed[tile].get_or_insert_with(|| compute(1).0));
+                        let units = cut.units(1, self.problem.n);
+                        done = done.max(*computed[tile].get_or_insert_with(|| compute(units).0));
                     }
+                    milestones.push((done, shard, chunk));
+                    units_done.push(compute(0).1);
                 } else {
                     // Chunks that are lower than a tile are complete with the tile that they end in.
                     let until = |chunk: usize| (chunk * tiles).div_ceil(count);
-                    done = done.max(compute(until(chunk + 1) - until(chunk)).0);
+                    let row_tiles = until(chunk + 1) - until(chunk);
+                    let units = cut.units(row_tiles, self.problem.n);
+                    // The rows that are swept last are the last of each panel.
+                    let swept = units / row_tiles.div_ceil(SWEPT_TILES).max(1);
+                    let mut computed = 0;
+                    for panel in 0..panels {
+                        let until = units - swept + swept * (panel + 1) / panels;
+                        done = done.max(compute(until - computed).0);
+                        computed = until;
+                        milestones.push((done, shard, chunk * panels + panel));
+                        units_done.push(compute(0).1);
+                    }
                 }
-                milestones.push((done, shard, chunk));
-                units_done.push(compute(0).1);
             }
             end = end.max(done);
             spans.push((shard, begin.min(done), done));

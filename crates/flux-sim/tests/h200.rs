@@ -2,6 +2,7 @@
 #![allow(clippy::print_stderr)] // what was compared
 
 use flux_sim::{Machine, Op, Path, Plan, Problem, Style, compare};
+use flux_swizzle::PanelCut;
 
 /// Of a rank's GEMM m, n and k; measured: GEMM, unfused, chunked and fused, in µs.
 struct Row(Op, [usize; 3], [f64; 4], bool);
@@ -28,7 +29,8 @@ fn two_h200() {
     let machine = Machine::preset("2xh200", 1).unwrap();
     for Row(op, [m, n, k], measured, folds_sum) in ROWS {
         let problem = Problem { op, m, n, k, element_bytes: 2 };
-        let plan = Plan { style: Style { folds_sum, ..Style::FLUX }, ..Plan::new(Path::Fused) };
+        let style = Style { folds_sum, panels: PanelCut::NONE, ..Style::FLUX };
+        let plan = Plan { style, ..Plan::new(Path::Fused) };
         let simulated = compare(&machine, &problem, &plan).unwrap();
         let times = [simulated.gemm_us, simulated.unfused_us, simulated.chunked_us, simulated.fused.total_us];
         let name = format!("{} {m} {n} {k}", op.name());

@@ -5,6 +5,7 @@ use flux_sim::{
     Activity, Baseline, Error, Gpu, Machine, Node, Op, Path, Plan, Problem, Style, TileRate, compare,
     simulate,
 };
+use flux_swizzle::PanelCut;
 use proptest::prelude::*;
 
 const OPS: [Op; 3] = [Op::AgGemm, Op::GemmRs, Op::GemmAr];
@@ -21,12 +22,14 @@ proptest! {
         preset in presets(), nodes in 1usize..4, m in 0usize..9000, n in 0usize..9000, k in 0usize..9000,
         op in prop::sample::select(&OPS[..]), path in prop::sample::select(&PATHS[..]),
         original in any::<[bool; 7]>(), chunk_rows in prop::option::of(0usize..3000),
+        panels in 1usize..6,
     ) {
         prop_assume!(preset != "gb200-nvl72" || nodes == 1);
         let machine = Machine::preset(preset, nodes).unwrap();
         let [straddles, pads_shards, own_first, stores, starves, nccl, sums_on_the_way] = original;
         let baseline = if nccl { Baseline::Nccl } else { Baseline::Copies };
-        let style = Style { straddles, pads_shards, own_first, stores, starves, baseline, sums_on_the_way, ..Style::FLUX };
+        let panels = PanelCut::always(panels);
+        let style = Style { straddles, pads_shards, own_first, stores, starves, baseline, sums_on_the_way, panels, ..Style::FLUX };
         let plan = Plan { style, timeline: true, chunk_rows, ..Plan::new(path) };
         let problem = Problem { op, m, n, k, element_bytes: 2 };
         let outcome = simulate(&machine, &problem, &plan).unwrap();

@@ -1,7 +1,7 @@
 //! How the original Flux goes about it, as far as its paper and its sources say.
 
 use flux_sim::{Baseline, Op, Path, Plan, Problem, Style, TileRate};
-use flux_swizzle::Pattern;
+use flux_swizzle::{PanelCut, Pattern};
 
 const fn tile(rows: usize, columns: usize, efficiency: f64) -> TileRate {
     TileRate { rows, columns, efficiency }
@@ -39,6 +39,7 @@ pub(crate) fn style(op: Op, kind: Kind) -> Style {
         straddles: true,
         folds_sum: false,
         splits: false,
+        panels: PanelCut::NONE,
         first_us: 0.0,
         ..Style::FLUX
     };

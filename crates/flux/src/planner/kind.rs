@@ -47,6 +47,8 @@ pub(crate) struct Layer {
     pub(crate) sums_in_nodes: bool,
     /// The tile that was asked for.
     pub(crate) tile: Option<TileShape>,
+    /// The panels that were asked for.
+    pub(crate) panels: Option<usize>,
     /// A number of all that the caller has decided: what is measured then says nothing of calls that are free to go another way.
     pub(crate) asked: u64,
 }
@@ -59,7 +61,7 @@ impl Layer {
         let asked = number(&format!(
             "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
         ));
-        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, tile: *tile, asked }
+        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, tile: *tile, panels: *panels, asked }
     }
 
     /// Rows and columns of a rank's weight: of the largest.

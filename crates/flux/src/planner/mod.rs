@@ -94,8 +94,11 @@ impl Planner {
     /// Plans what `spec` is to be built for. Among processes it is a step that all take together.
     pub(crate) fn new(group: &Group, op: OpKind, spec: &OpSpec) -> Result<Self> {
         tiles::check(group, spec)?;
-        let layer = Layer::new(op, spec, group.world_size());
+        let mut layer = Layer::new(op, spec, group.world_size());
         let facts = Facts::agreed(group, &layer)?;
+        if facts.through_host() {
+            layer.panels.get_or_insert(1); // there, chunks travel by whole rows
+        }
         let mut planner = Self {
             ground: Ground {
                 orders: Orders::of_group(group, op, spec, &facts)?,

@@ -6,6 +6,7 @@ use super::host::HostModel;
 use super::kind::{Layer, OpKind};
 use crate::{Delivery, Direction, Path, Result, TileShape};
 use flux_sim::{Gpu, Machine, Op, Problem, Schedules, Style, TileRate};
+use flux_swizzle::PanelCut;
 
 /// Where ranks run, as far as it decides how long things take.
 #[derive(Clone, Debug)]
@@ -116,7 +117,8 @@ fn simulated(
     };
     let direct = plan.path == Path::Fused && plan.delivery == Some(Delivery::Direct);
     let (pulls, sums_in_nodes) = (plan.direction == Direction::Pull, layer.sums_in_nodes);
-    let style = Style { pulls, stores: direct, starves, sums_in_nodes, ..Style::FLUX };
+    let panels = layer.panels.map_or(Style::FLUX.panels, PanelCut::always);
+    let style = Style { pulls, stores: direct, starves, sums_in_nodes, panels, ..Style::FLUX };
     let simulated = flux_sim::Plan {
         chunk_rows: Some(plan.chunk_rows).filter(|&rows| rows > 0 && !direct),
         pattern: Some(plan.order.clone()),
