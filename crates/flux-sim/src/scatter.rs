@@ -3,9 +3,9 @@
 use crate::collective::{Milestones, Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
-use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
+use flux_swizzle::{Collective, Pattern, Schedule};
 
 /// How long loads are held up while the link is busy with what the same SMs store, in times of that. Measured between two H200s: 1.7
 /// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
@@ -21,7 +21,7 @@ impl Call<'_> {
         let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
         let collective = if sums { Collective::ReduceScatter } else { Collective::Scatter };
         let schedule = self.schedules.of(collective, self.pattern, |shard| chunks.count(shard))?;
-        let bytes = self.chunk_bytes(&chunks);
+        let bytes = |shard: usize, chunk: usize| chunks.bytes(shard, chunk);
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
             let done = nccl_us(self.machine, self.problem) + self.gemm_us(self.problem.m);
@@ -32,8 +32,13 @@ impl Call<'_> {
         let cut = self.scatter_cut(&chunks, &orders[0], start_us);
         let computed: Vec<Computing> =
             orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
-        let milestones: Vec<Milestones> =
-            computed.iter().map(|computing| computing.milestones.clone()).collect();
+        // Where one node stands for all, what a rank computes when is what its like in the first node does.
+        let milestones = |rank: usize| -> Milestones {
+            let (model, by) = (rank % chunks.alike, rank - rank % chunks.alike);
+            let of_model = computed[model].milestones.iter();
+            of_model.map(|&(work, shard, chunk)| (work, (shard + by) % gpus, chunk)).collect()
+        };
+        let milestones: Vec<Milestones> = (0..gpus).map(milestones).collect();
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &milestones);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);
@@ -54,7 +59,11 @@ impl Call<'_> {
             }
         });
         let done = done.collect();
-        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
+        Ok(Outcome {
+            tile: self.fused_tile(&cut),
+            rounded: chunks.is_rounded(),
+            ..self.outcome(done, Some(&moved), timeline)
+        })
     }
 
     /// When a rank that has multiplied all by then has summed its shard.
@@ -111,14 +120,17 @@ impl Call<'_> {
         begin_us: f64,
         schedule: &Schedule,
         moved: &Moved,
-        chunks: &Chunks,
+        chunks: &Travelling,
     ) -> f64 {
         let (rows, height) = (self.shards.rows(rank), cut.tile.rows);
         let arrivals = schedule.arrivals(rank).iter().map(|&index| (&schedule.transfers()[index], index));
         let parts: Vec<(usize, f64)> = arrivals
             .filter(|(transfer, _)| transfer.shard == rank)
             .map(|(transfer, index)| {
-                (chunks.rows(rank, transfer.chunk).start - chunks.rows(rank, 0).start, moved.spans[index].1)
+                (
+                    chunks.chunks.rows(rank, transfer.chunk).start - chunks.chunks.rows(rank, 0).start,
+                    moved.spans[index].1,
+                )
             })
             .collect();
         let arrived = |rows: usize| {
@@ -146,7 +158,7 @@ impl Call<'_> {
         rows.div_ceil(height) * height
     }
 
-    fn scatter_cut(&self, chunks: &Chunks, order: &[usize], start_us: f64) -> Cut {
+    fn scatter_cut(&self, chunks: &Travelling, order: &[usize], start_us: f64) -> Cut {
         let gpu = &self.machine.node().gpu;
         let row_tiles = |height: usize| {
             if self.style().straddles && !self.pads() {
@@ -163,7 +175,7 @@ impl Call<'_> {
     }
 
     /// What a rank has computed when, if nothing disturbs it.
-    fn computing(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
         let mut end = start_us;
         match self.plan.path {
@@ -188,7 +200,7 @@ impl Call<'_> {
     }
 
     /// The same where the rank's one GEMM computes chunk after chunk, in that order.
-    fn computing_fused(&self, chunks: &Chunks, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing_fused(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
         let gpu = &self.machine.node().gpu;
         let begin_us = start_us + gpu.launch_us;
         let mut sms = Sms::new(cut.sms, begin_us);
@@ -213,7 +225,7 @@ impl Call<'_> {
             for chunk in 0..count {
                 if straddles {
                     // A chunk is complete with the last tile that touches it.
-                    for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
+                    for tile in rows_of(&chunks.chunks.rows(shard, chunk), cut.tile.rows) {
                         done = done.max(*computed[tile].get_or_insert_with(|| compute(1).0));
                     }
                 } else {
