@@ -3,7 +3,8 @@
 //! Links carry what NCCL reckons with (`src/graph/topo.h`): 20.0 GB/s one way for each NVLink of A100 (and V100), 20.6 of Hopper,
 //! 40.1 of Blackwell; 24 for PCIe 4.0 x16, twice the 12 of 3.0, of which GPUs behind an Intel host use 5/6 between each other; 16
 //! between the sockets of an AMD host (Zen 1 and 2), 24 of later ones, 22 of Intel's (Sapphire Rapids); 12 for each 100 Gbit/s of
-//! network; one card of so many where nothing is known of any. Which hosts others measured on is not known: those of the GPU's time are assumed. Where copies between two H200s were measured, they reach 21.9 for each NVLink.
+//! network; one card of so many where nothing is known of any. Which hosts others measured on is not known: those of the GPU's time are
+//! assumed. Where copies between two H200s were measured, they reach 21.9 for each NVLink.
 
 use crate::{Error, Gpu, Machine, Node, Result};
 

@@ -57,8 +57,8 @@ pub struct GroupConfig {
     /// which processes may differ.
     pub gpu: Option<usize>,
     /// What connects the ranks, one GPU for each, instead of what is discovered: [`crate::Order::Auto`] is by this. On the host
-    /// backend it decides the order, as `flux topo` names it for these GPUs; on GPUs it is what plans are made by. Among processes
-    /// rank 0's counts, and all must come to the same order.
+    /// backend it decides the order, as `flux topo` names it for these GPUs; on GPUs it is what plans are made by, unless ranks
+    /// share them. Among processes rank 0's counts, and all must come to the same order.
     pub topology: Option<Arc<Topology>>,
     /// Whether calls note when each tile and each transfer happened ([`crate::AgGemm::traces`] and its like). For looking,
     /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, and on GPUs only bf16 can be

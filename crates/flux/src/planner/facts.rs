@@ -79,7 +79,7 @@ impl Surroundings {
             None => Self::host(group.config().topology.as_deref()),
             Some(gpu) => {
                 let sms = usize::try_from(gpu.multiprocessors()).unwrap_or(0);
-                Ok(Self::gpus(group, gpu.name(), gpu.ordinal(), sms))
+                Self::gpus(group, gpu.name(), gpu.ordinal(), sms)
             }
         }
     }
@@ -98,7 +98,7 @@ impl Surroundings {
         })
     }
 
-    fn gpus(group: &Group, name: &str, ordinal: usize, sms: usize) -> Self {
+    fn gpus(group: &Group, name: &str, ordinal: usize, sms: usize) -> Result<Self> {
         let (nodes, ranks) = (group.nodes().len(), group.world_size());
         let gpus = group.devices().div_ceil(nodes).max(1);
         // Nodes of unequal size are taken for equal ones if the ranks come out, else for one.
@@ -115,18 +115,19 @@ impl Surroundings {
             |topology: &&Topology| topology.device_count() >= gpus && topology.device_count() > ordinal;
         let found = topology.as_ref().ok().filter(sees_all);
         let described = match group.config().topology.as_deref() {
-            Some(given) if share == 1 => Description::of(name, given, None, 1).ok(),
-            given => given.or(found).and_then(|of| Description::of(name, of, Some(gpus), nodes).ok()),
+            // It has a GPU for each rank.
+            Some(given) if share == 1 => Some(Description::of(name, given, None, 1)?),
+            _ => found.and_then(|found| Description::of(name, found, Some(gpus), nodes).ok()),
         };
         let mut machine = described.unwrap_or_else(|| Description::unknown(name, sms, gpus, nodes));
         // The devices that ranks run on are of one kind; the driver's word on which counts.
         (machine.gpu, machine.sms, machine.share) = (name.to_owned(), Some(sms), share);
         machine.through_host = group.config().peer_memory == Placement::PinnedHost;
-        Self {
+        Ok(Self {
             machine: Place::Gpus(machine),
             gpu: name.to_owned(),
             driver: driver.unwrap_or_else(|| "unknown".into()),
-        }
+        })
     }
 
     /// The key of what is measured of `layer` in calls of `m` rows.
