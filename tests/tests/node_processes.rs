@@ -40,6 +40,17 @@ fn every_way_is_right() {
     check_passed("export FLUX_TRANSPORT=sockets;", 1, "rank", "table");
 }
 
+/// The environment says what connects the ranks, be they on nodes that it knows nothing of.
+#[test]
+fn ranks_are_told_what_connects_them() {
+    const BEFORE: &str = concat!(
+        "export FLUX_FAKE_NODES=2 FLUX_TOPOLOGY='",
+        env!("CARGO_MANIFEST_DIR"),
+        "/../crates/flux-topology/tests/cases/amd-3-pcie-2numa-uneven.xml';"
+    );
+    check_passed(BEFORE, 3, "rank", "table");
+}
+
 /// When a process is killed, those of its node and of the other one end at once and name it, whichever it is.
 #[test]
 fn a_killed_rank_ends_the_others_on_all_nodes() {
@@ -56,6 +67,7 @@ fn what_the_environment_says_is_checked() {
         ("export FLUX_TRANSPORT=nccl;", "this group runs on the host"),
         ("export FLUX_FAKE_NODES=three;", "`three` is not such a number"),
         ("export FLUX_FAKE_NODES=3;", "3 nodes are more than 2 ranks"),
+        ("export FLUX_TOPOLOGY=/nowhere;", "BadTopology { path: \"/nowhere\""),
     ] {
         for ended in Processes::start(2, "rank", "table", folder.path(), |_| before).wait(LIMIT) {
             assert!(!ended.success, "{before}");

@@ -70,6 +70,21 @@ fn every_candidate_has_its_score_or_its_reason() {
     assert_eq!((&forced["source"], &forced["chosen"]["path"]), (&"forced".into(), &"unfused".into()));
 }
 
+/// `flux topo` says the same of the file.
+#[test]
+fn the_environment_says_what_connects_the_ranks() {
+    let case =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../flux-topology/tests/cases/gpu5-uneven-numa.txt");
+    let plan = |ranks: &str| {
+        let arguments = [&["plan", "gemm-ar"], &SIZES[..], &["--backend", "host", "--ranks", ranks]].concat();
+        command(&arguments).env("FLUX_TOPOLOGY", &case).output().unwrap()
+    };
+    let table = String::from_utf8(plan("5").stdout).unwrap();
+    assert!(table.contains("ring:1-4,0"), "{table}");
+    let error = String::from_utf8(plan("4").stderr).unwrap();
+    assert!(error.contains("5 GPUs") && error.contains("4 ranks"), "{error}");
+}
+
 #[test]
 fn mistakes_are_explained_in_one_line() {
     let file = tempfile::NamedTempFile::new().unwrap();

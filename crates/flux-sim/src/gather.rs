@@ -3,16 +3,16 @@
 use crate::collective::{Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
-use flux_swizzle::{Chunks, Collective, Schedule};
+use flux_swizzle::{Collective, Schedule};
 
 impl Call<'_> {
     /// When all have gathered and multiplied.
     pub(crate) fn all_gather(&self) -> Result<Outcome> {
         let chunks = self.chunks()?;
         let schedule = self.schedules.of(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
-        let bytes = self.chunk_bytes(&chunks);
+        let bytes = |shard: usize, chunk: usize| chunks.bytes(shard, chunk);
         let fused = self.plan.path == Path::Fused;
         let start_us = if fused { self.prologue_us() } else { 0.0 };
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
@@ -37,7 +37,11 @@ impl Call<'_> {
             end.max(arrived.all_us)
         });
         let done = done.collect();
-        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
+        Ok(Outcome {
+            tile: self.fused_tile(&cut),
+            rounded: chunks.is_rounded(),
+            ..self.outcome(done, Some(&moved), timeline)
+        })
     }
 
     /// Row tiles of `height` rows of the order of an AllGather's GEMM, and when each can be computed.
@@ -66,7 +70,7 @@ impl Call<'_> {
     }
 
     /// The fastest cut, as rank 0 sees it.
-    fn gather_cut(&self, schedule: &Schedule, moved: &Moved, chunks: &Chunks, start_us: f64) -> Cut {
+    fn gather_cut(&self, schedule: &Schedule, moved: &Moved, chunks: &Travelling, start_us: f64) -> Cut {
         let gpu = &self.machine.node().gpu;
         let arrived = Arrived::new(schedule, moved, chunks, 0, start_us);
         let row_tiles = |height: usize| {
@@ -135,7 +139,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    fn new(schedule: &Schedule, moved: &Moved, chunks: &Chunks, rank: usize, start_us: f64) -> Self {
+    fn new(schedule: &Schedule, moved: &Moved, chunks: &Travelling, rank: usize, start_us: f64) -> Self {
         let order = schedule.shard_order(rank);
         let mut times: Vec<Vec<f64>> = vec![Vec::new(); schedule.world_size()];
         for &index in schedule.arrivals(rank) {
@@ -145,7 +149,7 @@ impl Arrived {
         }
         let time = |shard: usize, chunk: usize| times[shard].get(chunk).copied().unwrap_or(start_us);
         let of_shard = |shard: usize| {
-            (0..chunks.count(shard)).map(move |chunk| (shard, chunk, chunks.rows(shard, chunk).len()))
+            (0..chunks.count(shard)).map(move |chunk| (shard, chunk, chunks.chunks.rows(shard, chunk).len()))
         };
         let arrived = order.iter().flat_map(|&shard| of_shard(shard));
         let arrived = arrived.map(|(shard, chunk, rows)| (time(shard, chunk), shard, rows)).collect();

@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(names("dgx-1-v100", 2, 9, 13), ["bridge 9 to 13"]);
         assert_eq!(
             names("dgx-a100", 2, 3, 14),
-            ["gpu 3 pcie out", "node 0 nic 1 out", "node 1 nic 3 in", "gpu 14 pcie in"]
+            ["gpu 3 pcie out", "node 0 nic 3 out", "node 1 nic 6 in", "gpu 14 pcie in"]
         );
         for preset in ["dgx-1-v100", "8xl20-numa-3-5", "dgx-a100"] {
             let machine = Machine::preset(preset, 3).unwrap();

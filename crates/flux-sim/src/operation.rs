@@ -17,6 +17,11 @@ const WHOLE_BYTES: usize = 32 << 20;
 /// What SMs store is complete in so many parts of a shard, one after the other; and in no more parts of the whole, unless there are
 /// more shards.
 const STORED_PARTS: (usize, usize) = (8, 512);
+/// Where there are more transfers and ranks do not divide the rows, nodes are taken for alike: one by one such transfers take minutes.
+const MOST_EXACT: usize = 1 << 16;
+/// The same where there are fewer rows than ranks. Such transfers are looked at faster, and it matters much who has a row: a ReduceScatter
+/// over PCIe takes up to seven times as long where the ranks that have nothing to send to some all meet at the others.
+const MOST_EXACT_OF_FEW_ROWS: usize = 1 << 20;
 /// More transfers would take gigabytes.
 const MOST_TRANSFERS: usize = 1 << 24;
 /// The most bytes of C for which each rank sums all, and the most rows.
@@ -35,6 +40,10 @@ pub struct Outcome {
     pub links: Vec<LinkBytes>,
     /// What happened when, if the plan asks for it.
     pub timeline: Vec<Span>,
+    /// Whether shards travelled as if those of every node were as large as those of the first, which has the most rows: where there are
+    /// very many transfers, and ranks do not divide the rows. So a shard travels with at most a row too many, which `links` count;
+    /// GEMMs are of the rows that there are.
+    pub rounded: bool,
 }
 
 /// What a link has carried.
@@ -58,6 +67,18 @@ pub(crate) fn simulate_with(
     problem: &Problem,
     plan: &Plan,
 ) -> Result<Outcome> {
+    let most_exact = if problem.m < machine.gpus() { MOST_EXACT_OF_FEW_ROWS } else { MOST_EXACT };
+    simulate_exactly_to(most_exact, schedules, machine, problem, plan)
+}
+
+/// The same, where up to so many transfers are looked at one by one.
+fn simulate_exactly_to(
+    most_exact: usize,
+    schedules: &Schedules,
+    machine: &Machine,
+    problem: &Problem,
+    plan: &Plan,
+) -> Result<Outcome> {
     problem.check()?;
     plan.style.check()?;
     let pattern = plan.pattern.clone().unwrap_or_else(|| machine.pattern());
@@ -67,7 +88,7 @@ pub(crate) fn simulate_with(
     }
     let shards = Shards::new(problem.m, gpus)?;
     let gemms_us = RefCell::default();
-    let call = Call { schedules, machine, problem, plan, pattern: &pattern, shards, gemms_us };
+    let call = Call { most_exact, schedules, machine, problem, plan, pattern: &pattern, shards, gemms_us };
     let reduced = match problem.op {
         Op::AgGemm => return call.all_gather(),
         Op::GemmRs => return call.reduce_scatter(),
@@ -85,6 +106,7 @@ pub(crate) fn simulate_with(
 }
 
 pub(crate) struct Call<'a> {
+    most_exact: usize,
     pub(crate) schedules: &'a Schedules,
     pub(crate) machine: &'a Machine,
     pub(crate) problem: &'a Problem,
@@ -110,19 +132,22 @@ impl Call<'_> {
         bytes / (self.machine.node().gpu.memory_gb_per_s * 1e3)
     }
 
-    pub(crate) fn chunks(&self) -> Result<Chunks> {
+    pub(crate) fn chunks(&self) -> Result<Travelling> {
         let row_bytes = self.problem.row_bytes().max(1);
         let whole = self.shards.max_rows().min(WHOLE_BYTES.div_ceil(row_bytes)).max(1);
         let parts = (STORED_PARTS.1 / self.machine.gpus()).clamp(1, STORED_PARTS.0);
         let stored = if self.stores() { self.shards.max_rows().div_ceil(parts).max(1) } else { whole };
         let chunks = Chunks::new(self.shards, self.plan.chunk_rows.unwrap_or(stored).max(1))?;
-        let count: usize = (0..self.machine.gpus()).map(|shard| chunks.count(shard)).sum();
-        let transfers = count.saturating_mul(self.machine.gpus() - 1);
+        let gpus = self.machine.gpus();
+        let count: usize = (0..gpus).map(|shard| chunks.count(shard)).sum();
+        let transfers = count.saturating_mul(gpus - 1);
         if transfers > MOST_TRANSFERS {
             let what = "the number of transfers (chunks times peers)";
             return Err(Error::TooLarge { what, value: transfers, most: MOST_TRANSFERS });
         }
-        Ok(chunks)
+        let is_rounded = transfers > self.most_exact && !self.problem.m.is_multiple_of(gpus);
+        let alike = if is_rounded { self.machine.node().gpus } else { gpus };
+        Ok(Travelling { chunks, alike, panels: 1, row_bytes: self.problem.row_bytes() })
     }
 
     /// Whether SMs store each tile to its owner.
@@ -217,11 +242,7 @@ impl Call<'_> {
         timeline.sort_by(|a, b| {
             (a.rank, a.begin_us).partial_cmp(&(b.rank, b.begin_us)).unwrap_or(std::cmp::Ordering::Equal)
         });
-        Outcome { total_us, done_us, tile: None, links, timeline }
-    }
-
-    pub(crate) fn chunk_bytes<'c>(&'c self, chunks: &'c Chunks) -> impl Fn(usize, usize) -> f64 + 'c {
-        move |shard, chunk| (chunks.rows(shard, chunk).len() * self.problem.row_bytes()) as f64
+        Outcome { total_us, done_us, tile: None, links, timeline, rounded: false }
     }
 
     pub(crate) fn span(
@@ -252,6 +273,37 @@ impl Call<'_> {
     }
 }
 
+/// The chunks in which shards travel.
+pub(crate) struct Travelling {
+    pub(crate) chunks: Chunks,
+    /// Shards that are a multiple of this apart travel as the first of them does.
+    pub(crate) alike: usize,
+    /// Each travels in so many parts.
+    pub(crate) panels: usize,
+    row_bytes: usize,
+}
+
+impl Travelling {
+    pub(crate) fn is_rounded(&self) -> bool {
+        self.alike < self.chunks.shards().world_size()
+    }
+
+    /// How many chunks of a shard travel; the last may have no rows.
+    pub(crate) fn count(&self, shard: usize) -> usize {
+        self.chunks.count(shard % self.alike)
+    }
+
+    /// The same of their parts.
+    pub(crate) fn parts(&self, shard: usize) -> usize {
+        self.count(shard) * self.panels
+    }
+
+    pub(crate) fn bytes(&self, shard: usize, part: usize) -> f64 {
+        let rows = self.chunks.rows(shard % self.alike, part / self.panels);
+        (rows.len() * self.row_bytes) as f64 / self.panels as f64
+    }
+}
+
 /// The row tiles of a height that touch these rows.
 pub(crate) fn rows_of(rows: &std::ops::Range<usize>, height: usize) -> std::ops::Range<usize> {
     if rows.is_empty() { 0..0 } else { rows.start / height..rows.end.div_ceil(height) }
@@ -263,4 +315,68 @@ pub(crate) fn best(cuts: Vec<Cut>, time: impl Fn(&Cut) -> f64) -> Cut {
         Cut { tile: TileRate { rows: 1, columns: 1, efficiency: 1.0 }, parts: 1, part_us: 0.0, sms: 1 };
     let timed = cuts.into_iter().map(|cut| (time(&cut), cut));
     timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(none, |(_, cut)| cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By how much nodes that are taken for alike are off, in parts of what is simulated rank by rank.
+    fn off(machine: &Machine, problem: &Problem, path: Path) -> f64 {
+        let plan = Plan { one_shot: Some(false), ..Plan::new(path) };
+        let [exact, rounded] = [usize::MAX, 0].map(|most_exact| {
+            let schedules = Schedules::default();
+            simulate_exactly_to(most_exact, &schedules, machine, problem, &plan).unwrap()
+        });
+        assert!(rounded.rounded && !exact.rounded);
+        assert_eq!((exact.done_us.len(), exact.tile), (rounded.done_us.len(), rounded.tile));
+        rounded.total_us / exact.total_us - 1.0
+    }
+
+    /// With shards of a row or none, of one or two, and of a tile's height more or less one: just below, just above and well
+    /// above multiples of the ranks.
+    #[test]
+    fn nodes_that_are_taken_for_alike_nearly_are() {
+        let mut all: Vec<(f64, String)> = Vec::new();
+        for (name, nodes) in [("dgx-h100", 4), ("8xa100-pcie", 6), ("dgx-1-v100", 4), ("4x4090", 8)] {
+            let machine = Machine::preset(name, nodes).unwrap();
+            let gpus = machine.gpus();
+            let around = |rows: usize| [rows * gpus - 1, rows * gpus + 1, rows * gpus + gpus / 2];
+            for (op, m) in [Op::AgGemm, Op::GemmRs, Op::GemmAr]
+                .into_iter()
+                .flat_map(|op| [1, 8, 128].into_iter().flat_map(around).map(move |m| (op, m)))
+            {
+                for path in [Path::Unfused, Path::Chunked, Path::Fused] {
+                    let problem = Problem { op, m, n: 6144, k: 12288, element_bytes: 2 };
+                    let off = off(&machine, &problem, path).abs();
+                    all.push((off, format!("{name}, {op:?}, m = {m}, {path:?}")));
+                }
+            }
+        }
+        all.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let (mean, twentieth) = (all.iter().map(|of| of.0).sum::<f64>() / all.len() as f64, all.len() / 20);
+        // The worst are ReduceScatters just above a multiple of a tile on a V100: ranks that wait for one tile more lose step.
+        let near = mean < 0.015 && all[twentieth].0 < 0.07 && all[0].0 < 0.3;
+        assert!(near, "mean {mean:.3}, {:?}", &all[..=twentieth]);
+    }
+
+    /// What fits is simulated rank by rank, and what ranks divide is the same either way.
+    #[test]
+    fn only_what_takes_long_is_rounded() {
+        for (nodes, m, rounded) in
+            [(8, 8191, false), (33, 8191, true), (33, 263, false), (33, 264 * 8, false)]
+        {
+            let machine = Machine::preset("dgx-h100", nodes).unwrap();
+            let problem = Problem { op: Op::AgGemm, m, n: 1024, k: 1024, element_bytes: 2 };
+            let outcome = simulate(&machine, &problem, &Plan::new(Path::Fused)).unwrap();
+            assert_eq!(outcome.rounded, rounded, "{nodes} nodes, m = {m}");
+        }
+        let machine = Machine::preset("8xa100-pcie", 3).unwrap();
+        let problem = Problem { op: Op::GemmRs, m: 2400, n: 1024, k: 1024, element_bytes: 2 };
+        let of = |most_exact| {
+            let plan = Plan::new(Path::Fused);
+            simulate_exactly_to(most_exact, &Schedules::default(), &machine, &problem, &plan).unwrap()
+        };
+        assert_eq!(of(0), of(usize::MAX));
+    }
 }

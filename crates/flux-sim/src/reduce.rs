@@ -14,8 +14,8 @@ impl Call<'_> {
         let first = self.reduce_scatter()?;
         let chunks = self.chunks()?;
         let schedule = self.schedules.of(Collective::AllGather, self.pattern, |shard| chunks.count(shard))?;
-        let moved =
-            run(self.machine, &schedule, self.costs(), &self.chunk_bytes(&chunks), first.total_us, &[]);
+        let bytes = |shard: usize, chunk: usize| chunks.bytes(shard, chunk);
+        let moved = run(self.machine, &schedule, self.costs(), &bytes, first.total_us, &[]);
         // Each rank then copies what has come to where it is wanted; the last shard after it has come.
         let all = self.memory_us(2.0 * (self.problem.m * self.problem.row_bytes()) as f64);
         let last = all / self.machine.gpus() as f64;
@@ -28,7 +28,7 @@ impl Call<'_> {
             if gathered { arrived } else { arrived + self.machine.node().gpu.launch_us + last }
         });
         let mut outcome = self.outcome(done.collect(), Some(&moved), timeline);
-        outcome.tile = first.tile;
+        (outcome.tile, outcome.rounded) = (first.tile, first.rounded);
         for link in first.links {
             match outcome.links.iter_mut().find(|other| other.name == link.name) {
                 Some(other) => other.bytes += link.bytes,

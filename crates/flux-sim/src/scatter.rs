@@ -3,7 +3,7 @@
 use crate::collective::{Milestones, Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
 use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
 
@@ -17,13 +17,14 @@ const SWEPT_TILES: usize = 8;
 impl Call<'_> {
     /// A ReduceScatter, and when all have their sums.
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
-        let chunks = self.chunks()?;
+        let mut chunks = self.chunks()?;
         let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
+        if !sums {
+            chunks.panels = self.panels(&chunks.chunks);
+        }
         let collective = if sums { Collective::ReduceScatter } else { Collective::Scatter };
-        let panels = if sums { 1 } else { self.panels(&chunks) };
-        let schedule = self.schedules.of(collective, self.pattern, |shard| panels * chunks.count(shard))?;
-        let of_chunk = self.chunk_bytes(&chunks);
-        let bytes = |shard: usize, part: usize| of_chunk(shard, part / panels) / panels as f64;
+        let schedule = self.schedules.of(collective, self.pattern, |shard| chunks.parts(shard))?;
+        let bytes = |shard: usize, part: usize| chunks.bytes(shard, part);
         let gpus = self.machine.gpus();
         if self.plan.path == Path::Unfused && self.style().baseline == Baseline::Nccl {
             let done = nccl_us(self.machine, self.problem) + self.gemm_us(self.problem.m);
@@ -33,9 +34,14 @@ impl Call<'_> {
         let orders: Vec<Vec<usize>> = (0..gpus).map(|rank| self.order(&schedule, rank)).collect();
         let cut = self.scatter_cut(&chunks, &orders[0], start_us);
         let computed: Vec<Computing> =
-            orders.iter().map(|order| self.computing((&chunks, panels), order, cut, start_us)).collect();
-        let milestones: Vec<Milestones> =
-            computed.iter().map(|computing| computing.milestones.clone()).collect();
+            orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
+        // Where one node stands for all, what a rank computes when is what its like in the first node does.
+        let milestones = |rank: usize| -> Milestones {
+            let (model, by) = (rank % chunks.alike, rank - rank % chunks.alike);
+            let of_model = computed[model].milestones.iter();
+            of_model.map(|&(work, shard, chunk)| (work, (shard + by) % gpus, chunk)).collect()
+        };
+        let milestones: Vec<Milestones> = (0..gpus).map(milestones).collect();
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &milestones);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);
@@ -50,13 +56,17 @@ impl Call<'_> {
             let summed = self.summed(rank, &schedule, &moved, clock.time_of(*end_us), &mut timeline);
             match spans.iter().find(|(shard, ..)| *shard == rank) {
                 Some(&(_, begin, _)) if self.folds() => {
-                    summed.max(self.folded_us(rank, &cut, clock.time_of(begin), (&schedule, &moved), (&chunks, panels)))
+                    summed.max(self.folded_us(rank, &cut, clock.time_of(begin), &schedule, &moved, &chunks))
                 }
                 _ => summed,
             }
         });
         let done = done.collect();
-        Ok(Outcome { tile: self.fused_tile(&cut), ..self.outcome(done, Some(&moved), timeline) })
+        Ok(Outcome {
+            tile: self.fused_tile(&cut),
+            rounded: chunks.is_rounded(),
+            ..self.outcome(done, Some(&moved), timeline)
+        })
     }
 
     /// When a rank that has multiplied all by then has summed its shard.
@@ -111,8 +121,9 @@ impl Call<'_> {
         rank: usize,
         cut: &Cut,
         begin_us: f64,
-        (schedule, moved): (&Schedule, &Moved),
-        (chunks, panels): (&Chunks, usize),
+        schedule: &Schedule,
+        moved: &Moved,
+        chunks: &Travelling,
     ) -> f64 {
         let (rows, height) = (self.shards.rows(rank), cut.tile.rows);
         let arrivals = schedule.arrivals(rank).iter().map(|&index| (&schedule.transfers()[index], index));
@@ -120,14 +131,16 @@ impl Call<'_> {
         let parts: Vec<(usize, usize, f64)> = arrivals
             .filter(|(transfer, _)| transfer.shard == rank)
             .map(|(transfer, index)| {
-                let first = chunks.rows(rank, transfer.chunk / panels).start - chunks.rows(rank, 0).start;
-                (first, transfer.chunk % panels, moved.spans[index].1)
+                let (chunk, panel) = (transfer.chunk / chunks.panels, transfer.chunk % chunks.panels);
+                let first = chunks.chunks.rows(rank, chunk).start - chunks.chunks.rows(rank, 0).start;
+                (first, panel, moved.spans[index].1)
             })
             .collect();
         // All rows before a sweep's, and of these the panels up to that one.
         let arrived = |sweep: usize, panel: usize| {
             let rows = |sweep: usize| sweep * SWEPT_TILES * height;
-            let is_needed = |first: usize, of: usize| first < rows(sweep) || first < rows(sweep + 1) && of <= panel;
+            let is_needed =
+                |first: usize, of: usize| first < rows(sweep) || first < rows(sweep + 1) && of <= panel;
             let needed = parts.iter().filter(|&&(first, of, _)| is_needed(first, of));
             needed.fold(0.0_f64, |last, &(.., end)| last.max(end))
         };
@@ -135,7 +148,7 @@ impl Call<'_> {
         let swept = cut.units(SWEPT_TILES, self.problem.n).max(1);
         (0..units).step_by(cut.sms.max(1)).fold(begin_us, |end, first| {
             let last = (first + cut.sms).min(units) - 1;
-            let panel = last % swept * panels / swept.min(units);
+            let panel = last % swept * chunks.panels / swept.min(units);
             (end + cut.part_us).max(arrived(last / swept, panel))
         })
     }
@@ -162,7 +175,7 @@ impl Call<'_> {
         self.style().panels.of(rows, self.problem.row_bytes()).count()
     }
 
-    fn scatter_cut(&self, chunks: &Chunks, order: &[usize], start_us: f64) -> Cut {
+    fn scatter_cut(&self, chunks: &Travelling, order: &[usize], start_us: f64) -> Cut {
         let gpu = &self.machine.node().gpu;
         let row_tiles = |height: usize| {
             if self.style().straddles && !self.pads() {
@@ -174,22 +187,16 @@ impl Call<'_> {
         };
         let splits = self.style().splits;
         best(Cut::all(gpu, self.tiles(), self.problem, splits, row_tiles), |cut| {
-            self.computing((chunks, 1), order, *cut, start_us).end_us
+            self.computing(chunks, order, *cut, start_us).end_us
         })
     }
 
     /// What a rank has computed when, if nothing disturbs it.
-    fn computing(
-        &self,
-        (chunks, panels): (&Chunks, usize),
-        order: &[usize],
-        cut: Cut,
-        start_us: f64,
-    ) -> Computing {
+    fn computing(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
         let mut end = start_us;
         match self.plan.path {
-            Path::Fused => return self.computing_fused((chunks, panels), order, cut, start_us),
+            Path::Fused => return self.computing_fused(chunks, order, cut, start_us),
             Path::Chunked => {
                 for &shard in order {
                     let begin = end;
@@ -210,13 +217,7 @@ impl Call<'_> {
     }
 
     /// The same where the rank's one GEMM computes chunk after chunk, in that order.
-    fn computing_fused(
-        &self,
-        (chunks, panels): (&Chunks, usize),
-        order: &[usize],
-        cut: Cut,
-        start_us: f64,
-    ) -> Computing {
+    fn computing_fused(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
         let gpu = &self.machine.node().gpu;
         let begin_us = start_us + gpu.launch_us;
         let mut sms = Sms::new(cut.sms, begin_us);
@@ -240,7 +241,7 @@ impl Call<'_> {
             for chunk in 0..count {
                 if straddles {
                     // A chunk is complete with the last tile that touches it.
-                    for tile in rows_of(&chunks.rows(shard, chunk), cut.tile.rows) {
+                    for tile in rows_of(&chunks.chunks.rows(shard, chunk), cut.tile.rows) {
                         let units = cut.units(1, self.problem.n);
                         done = done.max(*computed[tile].get_or_insert_with(|| compute(units).0));
                     }
@@ -254,11 +255,11 @@ impl Call<'_> {
                     // The rows that are swept last are the last of each panel.
                     let swept = units / row_tiles.div_ceil(SWEPT_TILES).max(1);
                     let mut computed = 0;
-                    for panel in 0..panels {
-                        let until = units - swept + swept * (panel + 1) / panels;
+                    for panel in 0..chunks.panels {
+                        let until = units - swept + swept * (panel + 1) / chunks.panels;
                         done = done.max(compute(until - computed).0);
                         computed = until;
-                        milestones.push((done, shard, chunk * panels + panel));
+                        milestones.push((done, shard, chunk * chunks.panels + panel));
                         units_done.push(compute(0).1);
                     }
                 }

@@ -156,12 +156,19 @@ fn what_makes_no_sense_is_refused() {
 /// As tests are built 2 to 4 s each; the limit leaves room for other programs.
 #[test]
 fn a_thousand_ranks_take_seconds() {
-    let machine = Machine::preset("hgx-h200", 128).unwrap();
-    for op in [Op::AgGemm, Op::GemmRs] {
+    for (name, op, m) in [
+        ("hgx-h200", Op::AgGemm, 131_072),
+        ("hgx-h200", Op::GemmRs, 131_072),
+        // Ranks do not divide these.
+        ("8xa100-pcie", Op::AgGemm, 8200),
+        ("8xa100-pcie", Op::GemmRs, 131_073),
+    ] {
+        let machine = Machine::preset(name, 128).unwrap();
         let begin = std::time::Instant::now();
-        let problem = Problem { op, m: 131_072, n: 1024, k: 8192, element_bytes: 2 };
+        let problem = Problem { op, m, n: 1024, k: 8192, element_bytes: 2 };
         let outcome = simulate(&machine, &problem, &Plan::new(Path::Fused)).unwrap();
-        eprintln!("{}: {:.0} µs, simulated in {:?}", op.name(), outcome.total_us, begin.elapsed());
+        eprintln!("{name} {}: {:.0} µs, simulated in {:?}", op.name(), outcome.total_us, begin.elapsed());
         assert!(begin.elapsed().as_secs() < 20);
+        assert_eq!(outcome.rounded, !m.is_multiple_of(1024));
     }
 }

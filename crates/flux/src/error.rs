@@ -44,6 +44,25 @@ pub enum Error {
         /// Those that there are.
         possible: Vec<flux_swizzle::TileShape>,
     },
+    /// The topology that a group was given is not of as many GPUs as it has ranks.
+    #[error(
+        "the topology that the group is to reckon with (FLUX_TOPOLOGY, `GroupConfig::topology`) has {gpus} GPUs, and there are \
+         {world_size} ranks; give one with a GPU for each rank, or none"
+    )]
+    OtherTopology {
+        /// GPUs of the topology.
+        gpus: usize,
+        /// Ranks of the group.
+        world_size: usize,
+    },
+    /// The file that `FLUX_TOPOLOGY` names cannot be used.
+    #[error("FLUX_TOPOLOGY names {path}: {source}")]
+    BadTopology {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: Box<flux_topology::Error>,
+    },
     /// Nothing can be planned for a machine.
     #[error("nothing can be planned for this machine: {reason}")]
     NoMachine {

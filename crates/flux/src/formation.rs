@@ -161,6 +161,7 @@ fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)>
         transport,
         fake_nodes,
         gpu: _,
+        topology,
         trace,
         tuning: _, // rank 0's counts
         signal_loss,
@@ -175,6 +176,10 @@ fn terms(config: &GroupConfig, world_size: usize) -> Vec<(&'static str, String)>
         ("way of sharing", sharing.to_string()),
         ("transport", transport.to_string()),
         ("fake nodes", format!("{fake_nodes:?}")),
+        (
+            "topology",
+            format!("{:?}", topology.as_ref().map(|topology| topology.order().argument().to_owned())),
+        ),
         ("trace", trace.to_string()),
         ("signal loss", format!("{signal_loss:?}")),
     ]

@@ -1,6 +1,7 @@
 //! Groups of the processes that a launcher has started. The only place in flux's libraries where the environment is read.
 
 use crate::{Error, Group, GroupConfig, Result, Transport};
+use flux_topology::Topology;
 use flux_transport::{LaunchEnvironment, TcpBootstrap};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ impl Group {
     }
 
     /// As [`Group::from_env`], with a say in everything. Every rank calls it with the same configuration. What the environment says
-    /// goes before: `FLUX_TRANSPORT` (auto, p2p, nccl, sockets, nvshmem) and `FLUX_FAKE_NODES` (a number).
+    /// goes before: `FLUX_TRANSPORT` (auto, p2p, nccl, sockets, nvshmem), `FLUX_FAKE_NODES` (a number) and `FLUX_TOPOLOGY` (a file
+    /// that `flux topo --file` takes).
     pub fn from_env_with(config: GroupConfig) -> Result<Self> {
         let config = config.overridden()?;
         let found = launch_environment()?.ok_or(Error::NotLaunched)?;
@@ -30,7 +32,7 @@ impl Group {
 }
 
 impl GroupConfig {
-    /// This, but for what the environment says: `FLUX_TRANSPORT` and `FLUX_FAKE_NODES`. [`Group::from_env`] asks for it;
+    /// This, but for what the environment says: `FLUX_TRANSPORT`, `FLUX_FAKE_NODES` and `FLUX_TOPOLOGY`. [`Group::from_env`] asks for it;
     /// [`Group::local_with`] does not by itself.
     pub fn overridden(mut self) -> Result<Self> {
         let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
@@ -40,6 +42,10 @@ impl GroupConfig {
         if let Some(nodes) = set("FLUX_FAKE_NODES") {
             let bad = |_| Error::BadNodes { reason: format!("`{nodes}` is not such a number") };
             self.fake_nodes = Some(nodes.parse::<NonZeroUsize>().map_err(bad)?);
+        }
+        if let Some(path) = set("FLUX_TOPOLOGY") {
+            let bad = |source| Error::BadTopology { path: path.clone(), source: Box::new(source) };
+            self.topology = Some(Arc::new(Topology::read(path.as_ref()).map_err(bad)?));
         }
         Ok(self)
     }

@@ -9,6 +9,7 @@ use flux_memory::{
     Backend, Bootstrap, Device, ExchangeFailure, Fault, FaultLog, PerRank, Placement, Sharing, Stream,
     WaitSite,
 };
+use flux_topology::Topology;
 use flux_transport::{Members, Nvshmem, SignalLoss};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::Range;
@@ -55,6 +56,10 @@ pub struct GroupConfig {
     /// its own, the process's number among the machine's, counted around the GPUs that the driver shows. The only thing here in
     /// which processes may differ.
     pub gpu: Option<usize>,
+    /// What connects the ranks, one GPU for each, instead of what is discovered: [`crate::Order::Auto`] is by this. On the host
+    /// backend it decides the order, as `flux topo` names it for these GPUs; on GPUs it is what plans are made by, unless ranks
+    /// share them. Among processes rank 0's counts, and all must come to the same order.
+    pub topology: Option<Arc<Topology>>,
     /// Whether calls note when each tile and each transfer happened ([`crate::AgGemm::traces`] and its like). For looking,
     /// not for measuring: calls are slower by little, operations take 104 bytes more for each tile, and on GPUs only bf16 can be
     /// traced.
@@ -77,6 +82,7 @@ impl Default for GroupConfig {
             transport: Transport::Auto,
             fake_nodes: None,
             gpu: None,
+            topology: None,
             trace: false,
             tuning: None,
             signal_loss: None,
@@ -414,5 +420,8 @@ fn check(world_size: usize, config: &GroupConfig) -> Result<()> {
             return Err(Error::NoSuchRank { rank, world_size });
         }
     }
-    Ok(())
+    match config.topology.as_ref().map(|topology| topology.device_count()) {
+        Some(gpus) if gpus != world_size => Err(Error::OtherTopology { gpus, world_size }),
+        _ => Ok(()),
+    }
 }

@@ -67,6 +67,11 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
                 ))?;
             }
             print(table(&rows))?;
+            if rows.iter().any(|(_, comparison)| comparison.fused.rounded) {
+                print(
+                    "ranks do not divide the rows; shards of all nodes were taken for as large as the first node's",
+                )?;
+            }
             if let [(_, comparison)] = &rows[..] {
                 print(links(comparison))?;
             }
@@ -163,7 +168,7 @@ fn report(
             "m": problem.m, "n": problem.n, "k": problem.k,
             "t_gemm_us": row.gemm_us, "t_comm_us": row.communication_us, "t_unfused_us": row.unfused_us,
             "t_chunked_us": row.chunked_us, "t_fused_us": row.fused.total_us,
-            "ect_us": row.ect_us(), "e": row.efficiency(), "link_bytes": links,
+            "ect_us": row.ect_us(), "e": row.efficiency(), "rounded": row.fused.rounded, "link_bytes": links,
         })
     };
     json!({

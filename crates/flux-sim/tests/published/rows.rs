@@ -110,7 +110,7 @@ pub(crate) fn rows() -> Vec<Row> {
     };
     for (gpu, machine, kind, large, mean, small, two_nodes) in [
         ("A100 PCIe", "8xa100-pcie", Kind::Pcie, [41.0, 57.0], 40.0, [-2.0, 41.0], 18.0),
-        ("A100 NVLink", "dgx-a100", Kind::Ampere, [36.0, 96.0], 63.0, [14.0, 88.0], 74.0),
+        ("A100 NVLink", "hgx-a100-4-nics", Kind::Ampere, [36.0, 96.0], 63.0, [14.0, 88.0], 74.0),
         ("H800", "hgx-h800", Kind::Hopper, [37.0, 93.0], 72.0, [-165.0, -82.0], 56.0),
     ] {
         let ms = [1024, 2048, 4096, 8192];

@@ -1,6 +1,7 @@
 //! A topology as JSON.
 
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::{Topology, Unclassified};
 
@@ -8,7 +9,8 @@ use crate::{Topology, Unclassified};
 struct Json {
     source: String,
     gpus: Vec<Gpu>,
-    pairs: Vec<Vec<String>>,
+    /// Rows, each on a line of its own: a line for each pair would be as much again in blanks.
+    pairs: Vec<Box<RawValue>>,
     nics: Vec<Card>,
     nvswitch: Option<bool>,
     order: &'static str,
@@ -68,10 +70,14 @@ impl Topology {
         let order = self.order();
         let count = self.device_count();
         let symbol = |from, to| self.link(from, to).map_or_else(|| "?".to_owned(), |link| link.symbol());
+        let row = |from| {
+            let symbols: Vec<String> = (0..count).map(|to| symbol(from, to)).collect();
+            to_raw_value(&symbols).unwrap_or_default()
+        };
         let json = Json {
             source: self.source().to_string(),
             gpus: self.devices().iter().map(gpu).collect(),
-            pairs: (0..count).map(|from| (0..count).map(|to| symbol(from, to)).collect()).collect(),
+            pairs: (0..count).map(row).collect(),
             nics: self.nics().iter().map(card).collect(),
             nvswitch: self.nvswitch(),
             order: order.order.name(),

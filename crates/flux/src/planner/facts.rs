@@ -14,14 +14,18 @@ use sha2::{Digest, Sha256};
 /// Where ranks run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Place {
-    Host(HostModel),
+    Host {
+        model: HostModel,
+        /// The order that fits the topology that the group was given, as text.
+        order: Option<String>,
+    },
     Gpus(Description),
 }
 
 impl Place {
     pub(crate) fn model(&self) -> Result<Model> {
         match self {
-            Place::Host(host) => Ok(Model::Host(*host)),
+            Place::Host { model, .. } => Ok(Model::Host(*model)),
             Place::Gpus(description) => description.model(),
         }
     }
@@ -72,27 +76,29 @@ impl Surroundings {
     /// What this process can find out of its machine.
     pub(crate) fn find(group: &Group) -> Result<Self> {
         match group.device(group.local_ranks().start)?.as_cuda() {
-            None => Ok(Self::host()),
+            None => Self::host(group.config().topology.as_deref()),
             Some(gpu) => {
                 let sms = usize::try_from(gpu.multiprocessors()).unwrap_or(0);
-                Ok(Self::gpus(group, gpu.name(), gpu.ordinal(), sms))
+                Self::gpus(group, gpu.name(), gpu.ordinal(), sms)
             }
         }
     }
 
-    fn host() -> Self {
+    fn host(given: Option<&Topology>) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
         let name = name.map_or("a processor", str::trim);
-        Self {
-            machine: Place::Host(HostModel::new(cores)),
+        let order = given.map(|topology| Description::of("topology", topology, None, 1)).transpose()?;
+        let order = order.and_then(|description| description.orders.into_iter().next());
+        Ok(Self {
+            machine: Place::Host { model: HostModel::new(cores), order },
             gpu: format!("{name}, {cores} cores"),
             driver: "none".into(),
-        }
+        })
     }
 
-    fn gpus(group: &Group, name: &str, ordinal: usize, sms: usize) -> Self {
+    fn gpus(group: &Group, name: &str, ordinal: usize, sms: usize) -> Result<Self> {
         let (nodes, ranks) = (group.nodes().len(), group.world_size());
         let gpus = group.devices().div_ceil(nodes).max(1);
         // Nodes of unequal size are taken for equal ones if the ranks come out, else for one.
@@ -107,24 +113,27 @@ impl Surroundings {
         // Processes may each see their own GPU alone: then what connects them is not known.
         let sees_all =
             |topology: &&Topology| topology.device_count() >= gpus && topology.device_count() > ordinal;
-        let described = topology.as_ref().ok().filter(sees_all);
-        let described =
-            described.and_then(|topology| Description::of(name, topology, Some(gpus), nodes).ok());
+        let found = topology.as_ref().ok().filter(sees_all);
+        let described = match group.config().topology.as_deref() {
+            // It has a GPU for each rank.
+            Some(given) if share == 1 => Some(Description::of(name, given, None, 1)?),
+            _ => found.and_then(|found| Description::of(name, found, Some(gpus), nodes).ok()),
+        };
         let mut machine = described.unwrap_or_else(|| Description::unknown(name, sms, gpus, nodes));
         // The devices that ranks run on are of one kind; the driver's word on which counts.
         (machine.gpu, machine.sms, machine.share) = (name.to_owned(), Some(sms), share);
         machine.through_host = group.config().peer_memory == Placement::PinnedHost;
-        Self {
+        Ok(Self {
             machine: Place::Gpus(machine),
             gpu: name.to_owned(),
             driver: driver.unwrap_or_else(|| "unknown".into()),
-        }
+        })
     }
 
     /// The key of what is measured of `layer` in calls of `m` rows.
     pub(crate) fn key(&self, group: &Group, layer: &Layer, m: usize) -> Key {
         let machine = match &self.machine {
-            Place::Host(_) => String::new(),
+            Place::Host { order, .. } => order.clone().unwrap_or_default(),
             Place::Gpus(description) => format!("{description:?}"),
         };
         let config = group.config();

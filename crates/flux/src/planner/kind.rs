@@ -61,7 +61,17 @@ impl Layer {
         let asked = number(&format!(
             "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
         ));
-        Self { op, n, k, dtype, world_size, sums_in_nodes: levels != Levels::One, tile: *tile, panels: *panels, asked }
+        Self {
+            op,
+            n,
+            k,
+            dtype,
+            world_size,
+            sums_in_nodes: levels != Levels::One,
+            tile: *tile,
+            panels: *panels,
+            asked,
+        }
     }
 
     /// Rows and columns of a rank's weight: of the largest.

@@ -25,9 +25,16 @@ impl Orders {
         let by_nodes = Order::Auto.pattern(group, Direction::Push)?;
         let fitting = match &facts.machine {
             _ if !Order::passes_on(group, Direction::Push) => Vec::new(),
+            // What it would be worth where the topology is from is not in the host's model.
+            Place::Host { order: Some(order), .. } => match order.parse() {
+                Ok(order) => return Ok(Self::only(order)),
+                Err(_) => Vec::new(),
+            },
             // What goes over sockets is not in the host's model.
-            Place::Host(_) if op == OpKind::GemmRs || world_size < 3 || group.nodes().len() > 1 => Vec::new(),
-            Place::Host(_) => vec![by_nodes.clone(), Pattern::ring(world_size)],
+            Place::Host { .. } if op == OpKind::GemmRs || world_size < 3 || group.nodes().len() > 1 => {
+                Vec::new()
+            }
+            Place::Host { .. } => vec![by_nodes.clone(), Pattern::ring(world_size)],
             Place::Gpus(machine) => machine.orders(),
         };
         Ok(Self::new(world_size, fitting.into_iter().chain([by_nodes])))
