@@ -24,20 +24,22 @@ fn group(backend: BackendChoice, signal_loss: Option<SignalLoss>) -> Group {
 /// In a GEMM+AllReduce in two
 /// steps, other ranks wait for rank 1 meanwhile: the fault is rank 1's nevertheless.
 pub fn check_lost_signals(backend: BackendChoice) {
-    let (m, n, k) = (300, 130, 64); // Hopper's kernel takes these, and so can fold
+    let (m, n, k) = (300, 1032, 64); // Hopper's kernel takes these, and so can fold; two panels
     let (a, b) = (matrix::<bf16>(m * k, Fill::Normal, 1), matrix::<bf16>(n * k, Fill::Normal, 2));
     let ways = [
-        (PathPreference::Fused, Delivery::Direct, Summation::Folded),
-        (PathPreference::Fused, Delivery::Direct, Summation::Separate),
-        (PathPreference::Fused, Delivery::Relayed, Summation::Folded),
-        (PathPreference::Unfused, Delivery::Auto, Summation::Auto),
-        (PathPreference::Chunked, Delivery::Auto, Summation::Auto),
+        (PathPreference::Fused, Delivery::Direct, Summation::Folded, 1),
+        (PathPreference::Fused, Delivery::Direct, Summation::Separate, 1),
+        (PathPreference::Fused, Delivery::Relayed, Summation::Folded, 1),
+        (PathPreference::Fused, Delivery::Relayed, Summation::Folded, 2),
+        (PathPreference::Fused, Delivery::Relayed, Summation::Separate, 2),
+        (PathPreference::Unfused, Delivery::Auto, Summation::Auto, 1),
+        (PathPreference::Chunked, Delivery::Auto, Summation::Auto, 1),
     ];
-    for (path, delivery, summation) in ways {
+    for (path, delivery, summation, panels) in ways {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.direction, spec.delivery) = (path, Some(direction), delivery);
-            spec.summation = summation;
+            (spec.summation, spec.panels) = (summation, Some(panels));
             let run_op = |group: &Group, op_name: &str, one_shot_rows: usize| {
                 let mut spec = spec.clone();
                 spec.one_shot_rows = Some(one_shot_rows);

@@ -166,6 +166,9 @@ mod tests {
             assert!(ptx.contains(&format!(".entry {}(", kernel.entry)), "{}", kernel.name);
             assert!(ptx.contains(&format!(".version {}", kernel.ptx_version)), "{}", kernel.name);
             assert_eq!(kernel.spill_bytes, 0, "{}", kernel.name);
+            // A tile of 16-bit results begins in each panel of columns that travels by itself.
+            let fits = 2 * kernel.tile_n as usize <= flux_swizzle::Panels::GRAIN_BYTES;
+            assert!(fits || !kernel.name.starts_with("gemm"), "{}", kernel.name);
         }
     }
 

@@ -39,7 +39,7 @@ pub use stamp::Stamp;
 pub use stream::{Event, Stream};
 pub use symmetric::{SymmetricBuffer, SymmetricSignals};
 pub use timer::Timer;
-pub use wait::{ExchangeFailure, Fault, FaultLog, InRow, WaitBound, WaitPoint, WaitSite};
+pub use wait::{ExchangeFailure, Fault, FaultLog, WaitBound, WaitPoint, WaitSite};
 pub use watchdog::PeerWatch;
 
 /// The result of everything here that can fail.

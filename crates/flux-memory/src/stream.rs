@@ -3,7 +3,7 @@
 use crate::cuda::stream::Priority;
 use crate::cuda::{CudaEvent, CudaStream};
 use crate::host::{HostEvent, HostStream};
-use crate::{Address, Device, Error, InRow, Result, WaitPoint};
+use crate::{Address, Device, Error, Result, WaitPoint};
 use cudarc::driver::sys::CUstream;
 use std::sync::Arc;
 
@@ -119,27 +119,6 @@ impl Stream {
             Stream::Host(stream) => unsafe { stream.wait_values(point, wanted) },
             // SAFETY: the caller's promise.
             Stream::Cuda(stream) => unsafe { stream.wait_values(point, wanted) },
-        }
-    }
-
-    /// Waits for signal `index` of `point`, one of a row of waits for signals of that point in which the stream does other things
-    /// between them. The budget is the whole row's: a wait whose begin and end a GPU's stream reports takes it 6 µs (H200), one of
-    /// these 2. Nothing is waited for if there is no such signal.
-    ///
-    /// # Safety
-    /// As for [`Stream::wait_values`], until the row has ended. Rows of a point come one after the other, each with a first and a last
-    /// wait.
-    pub unsafe fn wait_in_row(
-        &self,
-        point: &Arc<WaitPoint>,
-        (index, place): (usize, InRow),
-        wanted: u32,
-    ) -> Result<()> {
-        match self {
-            // SAFETY: the caller's promise.
-            Stream::Host(stream) => unsafe { stream.wait_in_row(point, index, wanted) },
-            // SAFETY: the caller's promise.
-            Stream::Cuda(stream) => unsafe { stream.wait_in_row(point, (index, place), wanted) },
         }
     }
 

@@ -282,20 +282,6 @@ impl Drop for WaitPoint {
     }
 }
 
-/// Where a wait is in a row of several ([`crate::Stream::wait_in_row`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InRow {
-    /// The row begins with it.
-    pub is_first: bool,
-    /// The row ends with it.
-    pub is_last: bool,
-}
-
-impl InRow {
-    /// The only one.
-    pub const ALONE: Self = Self { is_first: true, is_last: true };
-}
-
 /// What the watchdog needs of a wait point.
 #[derive(Debug)]
 pub(crate) struct WaitPlace {

@@ -168,7 +168,8 @@ impl Call<'_> {
 
     /// Into how many panels a chunk is cut.
     fn panels(&self, chunks: &Chunks) -> usize {
-        if self.plan.path != Path::Fused || self.stores() || self.style().straddles {
+        let straddles = self.style().straddles && !self.pads();
+        if self.plan.path != Path::Fused || self.stores() || straddles || self.machine.nodes() > 1 {
             return 1;
         }
         let rows = chunks.chunk_rows().min(self.shards.max_rows());

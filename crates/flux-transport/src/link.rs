@@ -189,8 +189,9 @@ impl Link {
         Ok(self.lanes.iter().try_for_each(|lane| compute.wait(&lane.end))?)
     }
 
-    /// Sets `words` to `epoch` when `compute` has done what it was given so far, and on a GPU of its own does not hold it up: written by
-    /// `compute` itself, they would take it 3 µs (H200), until what it wrote before is visible to all.
+    /// Acknowledges: sets `words` to `epoch` when `compute` has done what it was given so far, and on a GPU of its own does not hold it up: written by
+    /// `compute` itself, they would take it 3 µs (H200), until what it wrote before is visible to all. There the first lane
+    /// does it, behind this call's transfers: these wait for nothing that comes after this call.
     ///
     /// # Safety
     /// The words live until the transfer streams have ended.

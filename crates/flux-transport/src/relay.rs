@@ -3,13 +3,15 @@
 //! tile is written.
 //!
 //! A chunk is one or several of the blocks of rows that have signals at the owner: few at first, if so wanted, for the link
-//! is idle until the first chunk is complete. Nobody else waits for a chunk, so it has one signal, which the GEMM raises; when its rows are at the owner, the transfer stream raises its blocks' signals there.
+//! is idle until the first chunk is complete. It may be cut into panels, blocks of columns, which leave one after the other. Nobody else
+//! waits for a panel of a chunk, so it has one signal, which the GEMM raises; when its rows are at the owner, the transfer stream raises
+//! its blocks' signals of that panel there.
 //! The owner cannot tell relayed tiles from those that a GEMM delivered directly.
 
 use crate::link::{here, raise_words, stream_site};
 use crate::scatter::{Rank, Scatter};
-use crate::{Error, Members, Moved, Result, ScatterSpec};
-use flux_memory::{Address, InRow, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
+use crate::{Chunk, Error, Members, Moved, Result, ScatterSpec};
+use flux_memory::{Address, PerRank, Placement, Stream, SymmetricBuffer, SymmetricSignals, WaitPoint};
 use flux_swizzle::{ChunkRows, Chunks, PanelCut, Shards, Taper};
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +21,8 @@ use std::sync::Arc;
 pub struct Target {
     /// The owner's first row.
     pub slot: Address,
-    /// One for each of the owner's [`Scatter::relayed_chunks`], or for each of its blocks where tiles are not relayed.
+    /// One for each of the owner's [`Scatter::relayed_chunks`], or for each of its blocks where tiles are not relayed: of the first
+    /// panel.
     pub signals: Address,
     /// The same signals of the next panel of the rows are so many words further on.
     pub panel_stride: usize,
@@ -52,7 +55,7 @@ pub(crate) struct Relay {
 pub(crate) struct Waits {
     /// Of each owner: it has summed what its slot held.
     acked: Vec<Arc<WaitPoint>>,
-    /// Of each owner: the rank's own GEMM has written a panel of a chunk, `[chunk][panel]`, of the call with the most of each.
+    /// Of each panel of each chunk, `[panel][owner][chunk]`: the rank's own GEMM has written it.
     pub(crate) written: Vec<Arc<WaitPoint>>,
 }
 
@@ -78,18 +81,11 @@ impl Relay {
         // Nobody but the rank itself accesses either, wherever its peers' slots lie.
         let bytes = world_size.saturating_mul(slot_bytes);
         let tiles = SymmetricBuffer::allocate(&members.space, bytes, Placement::Device)?;
-        let most_panels = panels.most(row_bytes);
-        let signals = largest.signals().saturating_mul(most_panels);
+        let signals = largest.signals().saturating_mul(panels.most(row_bytes));
         let written = SymmetricSignals::allocate(&members.space, signals, Placement::Device)?;
         let waits = PerRank::try_new(members.local_ranks(), |rank| {
-            let of_panel = |signal| (written.word(rank, signal), stream_site(rank, signal));
-            let of_owner = |owner| {
-                let chunks = largest.signal(owner, 0)..largest.signal(owner + 1, 0);
-                let panels = |chunk| (0..most_panels).map(move |panel| panel * largest.signals() + chunk);
-                chunks.flat_map(panels).map(of_panel).collect()
-            };
-            let of_rank =
-                members.faults[rank].wait_points(spec.op, (0..world_size).map(of_owner).collect())?;
+            let of_panel = |signal| vec![(written.word(rank, signal), stream_site(rank, signal))];
+            let of_rank = members.faults[rank].wait_points(spec.op, (0..signals).map(of_panel).collect())?;
             Ok::<_, Error>(Waits { acked: acked(rank)?, written: of_rank })
         })?;
         let tiles = Arc::new(tiles);
@@ -249,7 +245,7 @@ impl Scatter {
         let transfers = state.link.lane(lane);
         let (from, to) = (relay.target(rank, owner).slot, self.slot_of(owner, rank));
         let signals = self.block_signals(owner, rank);
-        let (panels, last) = (self.panels(chunks.shards().total()), chunks.shards().rows(owner));
+        let panels = self.panels(chunks.shards().total());
         // SAFETY: all memory belongs to this op, which settles its streams before it frees it. The owner has summed what its
         // slot held; the GEMM that overwrites the tiles comes after `Scatter::release`, which waits for these copies.
         unsafe {
@@ -257,19 +253,22 @@ impl Scatter {
             for (index, (rows, blocks)) in relay.cut(chunks, owner).enumerate() {
                 // A tile that ends in the next panel begins in this one, and is counted here: it has been waited for when that one goes.
                 for panel in 0..panels.count() {
-                    let written = index * self.most_panels() + panel;
-                    let place = InRow {
-                        is_first: index == 0 && panel == 0,
-                        is_last: rows.end == last && panel + 1 == panels.count(),
-                    };
-                    transfers.wait_in_row(&waits.written[owner], (written, place), epoch)?;
+                    let written = panel * relay.largest.signals() + chunks.signal(owner, index);
+                    transfers.wait_values(&waits.written[written], epoch)?;
                     let columns = panels.bytes(panel);
                     let offset = rows.start * relay.row_bytes + columns.start;
-                    let (from, to) = ((from.add(offset), relay.row_bytes), (to.add(offset), relay.row_bytes));
+                    let (from, to) = (from.add(offset), to.add(offset));
                     let bytes = columns.len() * rows.len();
                     let moved = Moved { from: rank, to: hop, shard: owner, lane, bytes, signal: None };
-                    let copy = |stream: &Stream| Ok(stream.copy_rows(to, from, columns.len(), rows.len())?);
-                    state.link.logged(moved, copy)?;
+                    if panels.count() == 1 {
+                        let chunk = Chunk { from, to, bytes, signal: Address::NULL };
+                        state.link.move_chunk(&*self.transfer, &chunk, epoch, moved)?;
+                    } else {
+                        let [from, to] = [from, to].map(|first| (first, relay.row_bytes));
+                        let copy =
+                            |stream: &Stream| Ok(stream.copy_rows(to, from, columns.len(), rows.len())?);
+                        state.link.logged(moved, copy)?;
+                    }
                     let first = panel * self.blocks();
                     let of_panel =
                         blocks.clone().map(|block| signals.add((first + block) * size_of::<u32>()));

@@ -42,7 +42,8 @@ pub struct ScatterSpec {
     /// Which chunks of relayed tiles, on their way from a rank, are cut finer; into whole blocks.
     pub taper: Taper,
     /// Into how many panels relayed chunks are cut, where all tiles for other ranks are relayed by copies and none summed on their
-    /// way; elsewhere they go in whole rows. Each panel of a block of rows has a signal.
+    /// way; elsewhere they go in whole rows. Each panel of a block of rows has a signal, and is copied as a part of its rows, whatever the
+    /// [`DataTransfer`].
     pub panels: PanelCut,
     /// Rows of a block: all that share one of the signals that tell a slot's owner of a GEMM's tiles. 0 if there are none.
     pub block_rows: usize,
@@ -148,7 +149,8 @@ impl Scatter {
             SymmetricBuffer::allocate(space, rows.saturating_mul(spec.row_bytes), placement)
         };
         let sum_in_nodes = spec.sum_in_nodes.as_ref().filter(|_| !to_all);
-        let by_panels = spec.relayed && !to_all && reach.is_complete() && sum_in_nodes.is_none();
+        let by_panels =
+            spec.relayed && world_size > 1 && !to_all && reach.is_complete() && sum_in_nodes.is_none();
         let panels = if by_panels { spec.panels } else { PanelCut::NONE };
         let most_panels = panels.most(spec.row_bytes);
         let slot_signals = blocks.saturating_mul(most_panels);
@@ -357,7 +359,7 @@ impl Scatter {
             self.acknowledge_puts(rank, epoch, compute)?;
         }
         if self.relay.is_some() || link.exchange.is_some() {
-            link.join(compute)?; // the next call overwrites the tiles; the peers need not wait for that
+            link.join(compute)?; // the next call overwrites the tiles
         }
         link.release(compute)
     }

@@ -9,7 +9,7 @@ use crate::relay::Relay;
 use crate::scatter::{Scatter, cut};
 use crate::turns::Turn;
 use crate::{Error, Message, Result, trace::Moved};
-use flux_memory::{Address, InRow};
+use flux_memory::Address;
 use flux_swizzle::Shards;
 use std::ops::Range;
 
@@ -109,8 +109,8 @@ impl Scatter {
             // before the call began; the GEMM that overwrites the tiles comes after `Scatter::release`, which waits for this.
             unsafe {
                 if let Some((to, (rows, _))) = to.and_then(|to| Some((to, relay.chunk(&own, to, index)?))) {
-                    let written = &relay.waits[rank].written[to];
-                    exchange.stream.wait_in_row(written, (index, InRow::ALONE), epoch)?;
+                    let written = &relay.waits[rank].written[own.signal(to, index)];
+                    exchange.stream.wait_values(written, epoch)?;
                     let (from, place) = (relay.target(rank, to).slot, self.slot(rank, rank));
                     step.sends.push(message(to, (from, place), &rows));
                 }

@@ -55,7 +55,7 @@ pub struct OpSpec {
     pub taper: Option<Taper>,
     /// [`crate::GemmRs`] and [`crate::GemmAr`]: into how many panels, blocks of columns, the chunks of relayed tiles are cut, each of which
     /// leaves when its own tiles are complete. By default four between GPUs that reach each other's memory, or as many as have 4 MiB;
-    /// elsewhere one, and always one between nodes. Panels are at least 256 columns wide.
+    /// elsewhere one, and always one between nodes. Panels are at least 256 columns wide; 0 counts as one.
     pub panels: Option<usize>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.

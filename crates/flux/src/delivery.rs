@@ -18,8 +18,8 @@ pub enum Delivery {
     /// own loads: on an H200, direct stores over PCIe took 1.58 times max(GEMM, traffic), and over NVLink the GEMM ran at
     /// 0.77 to 0.95 of its speed.
     Direct,
-    /// Each tile is written to its own rank's memory, and the copy engine carries a chunk of rows when its last tile is
-    /// there. On the same machines: 1.08 to 1.12 times max(GEMM, traffic), and 0.946 to 0.965 of the GEMM's speed, the sum
+    /// Each tile is written to its own rank's memory, and the copy engine carries a chunk of rows, or a panel of its
+    /// columns, when the last tile is there. On the same machines: 1.08 to 1.12 times max(GEMM, traffic), and 0.946 to 0.965 of the GEMM's speed, the sum
     /// included. Takes as much memory as the slots, unless calls may also go unfused, which need that anyway.
     Relayed,
 }

@@ -107,7 +107,7 @@ impl Reduction {
             row_bytes,
             chunk_rows: by_rows,
             taper,
-            panels: panels(group, spec),
+            panels: panels(group, spec)?,
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,
             relayed,
@@ -243,11 +243,14 @@ impl Reduction {
 
 /// Into how many panels relayed chunks are cut. Through pinned host memory, where each takes the link 7 µs by itself, they stay whole, as
 /// they do on the host, where a copy waits for its core.
-fn panels(group: &Group, spec: &OpSpec) -> PanelCut {
+fn panels(group: &Group, spec: &OpSpec) -> Result<PanelCut> {
+    // A schedule numbers row tiles, of each panel, up to 65,536.
+    let height = group.any_launcher().smallest_tile(spec.dtype)?.rows.max(1);
+    let most = (1 << 16) / (spec.max_m.div_ceil(height) + group.world_size());
     let between_gpus = group.backend() == Backend::Cuda && group.config().peer_memory == Placement::Device;
-    match spec.panels {
-        Some(count) => PanelCut::always(count),
-        None if between_gpus => PanelCut::BETWEEN_GPUS,
+    Ok(match spec.panels {
+        Some(count) => PanelCut::always(count.min(most)),
+        None if between_gpus && most >= 4 => PanelCut::BETWEEN_GPUS,
         None => PanelCut::NONE,
-    }
+    })
 }

@@ -9,7 +9,7 @@ use flux_launch::{
     RowTile, SIGNAL_ROWS, Scales, Schedule, ScheduleTables, Slots, SumParams, Tiling,
 };
 use flux_memory::{
-    Address, Buffer, Device, Event, FaultLog, InRow, Placement, Stream, SymmetricSignals, Timer, WaitSite,
+    Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
 };
 use flux_swizzle::{Chunks, Shards, Taper, TileOrder};
 use flux_tests::data::{agree, fill_with_normal};
@@ -336,10 +336,9 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let signals = SymmetricSignals::allocate(device, chunks.signals(), signalled_in).unwrap();
     // Of the blocks in this rank's own slots, by source.
     let sent = SymmetricSignals::allocate(device, blocks.signals(), Placement::Device).unwrap();
-    let complete = (0..WORLD_SIZE).map(|owner| {
-        let of_owner = (0..chunks.count(owner)).map(|index| chunks.signal(owner, index));
-        let site = |signal| WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: number(signal) };
-        of_owner.map(|signal| (signals.word(0, signal), site(signal))).collect()
+    let complete = (0..chunks.signals()).map(|signal| {
+        let site = WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: number(signal) };
+        vec![(signals.word(0, signal), site)]
     });
     let complete = gpu.log.wait_points(0, complete.collect()).unwrap();
     // Owner by owner as the tiles are computed, a chunk at a time.
@@ -348,10 +347,9 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
             for index in 0..chunks.count(owner) {
                 let rows = chunks.rows(owner, index);
                 let (at, bytes) = (rows.start * n * BYTES, rows.len() * n * BYTES);
-                let place = InRow { is_first: index == 0, is_last: index + 1 == chunks.count(owner) };
                 // SAFETY: both buffers hold the rows; every round waits for the stream.
                 unsafe {
-                    gpu.transfers.wait_in_row(&complete[owner], (index, place), epoch).unwrap();
+                    gpu.transfers.wait_values(&complete[chunks.signal(owner, index)], epoch).unwrap();
                     gpu.transfers.copy(far.address().add(at), near.address().add(at), bytes).unwrap();
                 }
             }

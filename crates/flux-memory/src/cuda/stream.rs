@@ -1,7 +1,7 @@
 //! Streams and events of the CUDA backend.
 
 use super::{CudaDevice, check, driver_error};
-use crate::{Address, Error, InRow, Result, WaitPoint};
+use crate::{Address, Error, Result, WaitPoint};
 use cudarc::driver::sys::{
     self, CUDA_MEMCPY2D_st, CUevent, CUmemorytype, CUresult, CUstream, CUstreamBatchMemOpParams,
     CUstreamBatchMemOpType, CUstreamCaptureStatus,
@@ -151,25 +151,6 @@ impl CudaStream {
         let after = std::iter::once(write_value(marks.after, wanted));
         // SAFETY: the caller's promise; the marks live as long as the wait point.
         unsafe { self.batch(before.chain(waits).chain(after)) }
-    }
-
-    /// The same for one of the point's signals: marked only where the row of waits begins and where it ends.
-    ///
-    /// # Safety
-    /// As for [`crate::Stream::wait_in_row`].
-    pub(crate) unsafe fn wait_in_row(
-        &self,
-        point: &Arc<WaitPoint>,
-        (index, place): (usize, InRow),
-        wanted: u32,
-    ) -> Result<()> {
-        let (Some(marks), Some(&(word, _))) = (point.place().marks(), point.signals().get(index)) else {
-            return Ok(());
-        };
-        let before = place.is_first.then(|| write_value(marks.before, wanted));
-        let after = place.is_last.then(|| write_value(marks.after, wanted));
-        // SAFETY: the caller's promise; the marks live as long as the wait point.
-        unsafe { self.batch(before.into_iter().chain([wait_value(word, wanted)]).chain(after)) }
     }
 
     /// # Safety

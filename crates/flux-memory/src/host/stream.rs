@@ -105,18 +105,6 @@ impl HostStream {
         })
     }
 
-    /// # Safety
-    /// As for [`crate::Stream::wait_in_row`].
-    pub(crate) unsafe fn wait_in_row(&self, point: &Arc<WaitPoint>, index: usize, wanted: u32) -> Result<()> {
-        let point = Arc::clone(point);
-        self.launch(move || {
-            if let Some(&(word, site)) = point.signals().get(index) {
-                // SAFETY: the wait point's words outlive the op that enqueued this.
-                unsafe { host::wait(&point.place().bound(), word, wanted, site) };
-            }
-        })
-    }
-
     pub(crate) fn record(&self, event: &HostEvent) -> Result<()> {
         let state = Arc::clone(&event.0);
         let number = {

@@ -51,6 +51,8 @@ struct Builder<'a> {
     node_of_gpu: Vec<Node>,
     /// The GPUs that a card is near.
     near_a_nic: BTreeSet<usize>,
+    /// What switches and cards are written with, of whose links nothing is known: they are not to be narrower than the GPUs'.
+    fastest: Option<PcieRate>,
 }
 
 impl<'a> Builder<'a> {
@@ -90,7 +92,9 @@ impl<'a> Builder<'a> {
             *node = device.numa_node.map_or(*node, Node::Stated);
         }
         let near_a_nic = topology.nics().iter().flat_map(Nic::near).collect();
-        Builder { topology, gpus, nics, bare_nics, node_of_gpu, near_a_nic }
+        let rates = topology.devices().iter().filter_map(|device| device.pcie);
+        let fastest = rates.max_by(|a, b| a.gb_per_s().total_cmp(&b.gb_per_s()));
+        Builder { topology, gpus, nics, bare_nics, node_of_gpu, near_a_nic, fastest }
     }
 
     fn system(&self) -> Element {
@@ -98,14 +102,14 @@ impl<'a> Builder<'a> {
         let mut cpus: Vec<Element> = nodes.values().map(|&(number, first)| self.cpu(number, first)).collect();
         let mut add = |place: Option<usize>, above: &[PciAddress], element: Element| {
             if let Some(cpu) = cpus.get_mut(place.unwrap_or(0)) {
-                descend(cpu, above).children.push(element);
+                descend(cpu, above, self.fastest).children.push(element);
             }
         };
         for (&index, (pci, above)) in &self.gpus {
             add(self.cpu_of_gpu(&nodes, index), above, self.gpu(index, pci));
         }
         for (pci, (ports, above)) in &self.nics {
-            let card = pci_element(pci, "0x020000", None);
+            let card = pci_element(pci, "0x020000", self.fastest);
             let place = ports.first().and_then(|&port| self.cpu_of_nic(&nodes, port));
             add(place, above, Element { children: vec![self.nic(ports)], ..card });
         }
@@ -225,13 +229,13 @@ impl Node {
 }
 
 /// The element for the innermost of these switches, made where it is not there yet.
-fn descend<'a>(cpu: &'a mut Element, switches: &[PciAddress]) -> &'a mut Element {
+fn descend<'a>(cpu: &'a mut Element, switches: &[PciAddress], link: Option<PcieRate>) -> &'a mut Element {
     let mut at = cpu;
     for switch in switches {
         let busid = switch.to_string();
         let position = at.children.iter().position(|child| child.get("busid") == Some(&busid));
         let position = position.unwrap_or_else(|| {
-            at.children.push(pci_element(switch, "0x060400", None));
+            at.children.push(pci_element(switch, "0x060400", link));
             at.children.len() - 1
         });
         at = &mut at.children[position];
@@ -239,7 +243,8 @@ fn descend<'a>(cpu: &'a mut Element, switches: &[PciAddress]) -> &'a mut Element
     at
 }
 
-/// NCCL refuses a PCI element without a link. One that it could not find out itself it writes like this, and takes for 16 lanes.
+/// NCCL refuses a PCI element without a link. One that it could not find out itself it writes like this, and takes for 16 lanes of
+/// PCIe 3.0.
 fn pci_element(pci: &PciAddress, class: &str, link: Option<PcieRate>) -> Element {
     let speed = |rate: PcieRate| format!("{:.1} GT/s PCIe", f64::from(rate.megatransfers_per_s) / 1000.0);
     Element::new("pci")
