@@ -58,3 +58,27 @@ fn two_h200() {
         }
     }
 }
+
+/// What is relayed in panels of columns: of a rank's GEMM m, n and k, rows of a chunk, and the fused way measured, in µs.
+#[test]
+fn two_h200_by_panels() {
+    let machine = Machine::preset("2xh200", 1).unwrap();
+    for (m, k, chunk_rows, measured) in [
+        (2048, 14336, 1024, 630.1),
+        (2048, 3584, 1024, 172.1),
+        (8192, 14336, 2048, 2460.4),
+        (8192, 3584, 2048, 667.5),
+    ] {
+        let problem = Problem { op: Op::GemmRs, m, n: 8192, k, element_bytes: 2 };
+        let fused = |panels| {
+            let style = Style { panels, ..Style::FLUX };
+            let plan = Plan { style, chunk_rows: Some(chunk_rows), ..Plan::new(Path::Fused) };
+            compare(&machine, &problem, &plan).unwrap().fused.total_us
+        };
+        let [whole, by_panels] = [PanelCut::NONE, Style::FLUX.panels].map(fused);
+        eprintln!("{m} {k}: simulated {by_panels:.1}, by whole rows {whole:.1}, measured {measured}");
+        assert!((by_panels / measured - 1.0).abs() < 0.05, "{m} {k}: {by_panels:.0} of {measured}");
+        // Measured with m = 2048: 632.1 and 198.2 by whole rows.
+        assert!(by_panels <= whole);
+    }
+}
