@@ -50,7 +50,10 @@ pub fn check_lost_signals(backend: BackendChoice) {
                 }
             };
             let ops = [("ag-gemm", 0), ("gemm-rs", 0), ("gemm-ar", m), ("gemm-ar", 0)];
-            for (op_name, one_shot_rows) in ops {
+            // In panels, sources send, whoever moves the rest.
+            let in_panels =
+                |&(op, rows): &(&str, usize)| op != "ag-gemm" && rows == 0 && direction == Direction::Push;
+            for (op_name, one_shot_rows) in ops.into_iter().filter(|op| panels == 1 || in_panels(op)) {
                 let broken = group(backend, Some(SignalLoss { from: 3, to: 1 }));
                 let begin = Instant::now();
                 let result = run_op(&broken, op_name, one_shot_rows);
