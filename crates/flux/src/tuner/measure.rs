@@ -148,6 +148,14 @@ impl Timing {
         Self { samples_us, beside_us, us, spread: distance / us.max(f64::MIN_POSITIVE) }
     }
 
+    /// Every other sample, from that one on; of a single one, that.
+    pub(super) fn half(&self, first: usize) -> Self {
+        let half = |values: &[f64]| -> Vec<f64> {
+            values.iter().skip(first.min(values.len().saturating_sub(1))).step_by(2).copied().collect()
+        };
+        Self::of(half(&self.samples_us), half(&self.beside_us))
+    }
+
     /// The median of this over the other, sample by sample, each over the first plan's at about the same time: what disturbs a machine for
     /// longer disturbs both. And by how much that is uncertain: the standard error of a median, of values that are distributed
     /// normally.

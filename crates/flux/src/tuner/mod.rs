@@ -201,13 +201,16 @@ fn chosen(timings: &[Timing], incumbent: usize) -> usize {
     faster.min_by(|&a, &b| beside(a).ratio.total_cmp(&beside(b).ratio)).unwrap_or(incumbent)
 }
 
-/// By how much the first is slower than the fastest.
+/// By how much the first is slower than the fastest. Of several that are equally fast, the one that seems the fastest had luck: so which
+/// it is is seen in every other sample, and how fast it is in those between, and the other way round.
 fn loss(timings: &[Timing]) -> Loss {
-    let fastest = timings.iter().min_by(|a, b| a.us.total_cmp(&b.us));
-    match fastest.map(|fastest| timings[0].over(fastest)) {
-        Some(Ratio { ratio, uncertainty }) => Loss { by: ratio - 1.0, uncertainty },
-        None => Loss { by: 0.0, uncertainty: 0.0 },
-    }
+    let halves = [0, 1].map(|half| timings.iter().map(|timing| timing.half(half)).collect::<Vec<_>>());
+    let seen = |by: &[Timing], of: &[Timing]| {
+        let fastest = by.iter().zip(of).min_by(|a, b| a.0.us.total_cmp(&b.0.us));
+        fastest.map_or(Ratio { ratio: 1.0, uncertainty: 0.0 }, |(_, fastest)| of[0].over(fastest))
+    };
+    let [a, b] = [seen(&halves[0], &halves[1]), seen(&halves[1], &halves[0])];
+    Loss { by: f64::midpoint(a.ratio, b.ratio) - 1.0, uncertainty: a.uncertainty.hypot(b.uncertainty) / 2.0 }
 }
 
 fn entry(key: Key, plans: &[Plan], timings: &[Timing], chosen: usize, shard_rows: usize) -> Entry {
