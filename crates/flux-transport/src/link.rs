@@ -189,9 +189,9 @@ impl Link {
         Ok(self.lanes.iter().try_for_each(|lane| compute.wait(&lane.end))?)
     }
 
-    /// Acknowledges: sets `words` to `epoch` when `compute` has done what it was given so far, and on a GPU of its own does not hold it up: written by
-    /// `compute` itself, they would take it 3 µs (H200), until what it wrote before is visible to all. There the first lane
-    /// does it, behind this call's transfers: these wait for nothing that comes after this call.
+    /// Acknowledges: sets `words` to `epoch` when `compute` has done what it was given so far. On a GPU that no other rank of this process
+    /// has, the first lane does it, behind this call's transfers, which wait for nothing that comes after this call: written by
+    /// `compute` itself, the words would hold it up for 3 µs (H200), until what it wrote before is visible to all.
     ///
     /// # Safety
     /// The words live until the transfer streams have ended.

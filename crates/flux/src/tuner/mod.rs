@@ -70,7 +70,8 @@ pub struct TuneOutcome {
 /// By how much something is slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
-    /// In parts of the other's time: the median of pairs of samples.
+    /// In parts of the other's time: the median of pairs of samples, which other samples have said are of the fastest. Chance may make it
+    /// less than nothing.
     pub by: f64,
     /// The standard error of that.
     pub uncertainty: f64,
