@@ -81,7 +81,7 @@ impl Launcher {
                     let scratch = kernels.has_hopper().then(room).transpose()?;
                     Kind::Cuda { kernels, scratch }
                 }
-                Device::Host => Kind::Host(host::threads::of_rank(place, sharing)?),
+                Device::Host(_) => Kind::Host(host::threads::of_rank(place, sharing)?),
             };
             launchers.push(Arc::new(Self(kind)));
         }

@@ -36,7 +36,7 @@ impl Buffer {
     /// Allocates and zeroes `bytes` bytes; 0 bytes are allowed.
     pub fn allocate(device: &Device, bytes: usize, placement: Placement) -> Result<Self> {
         let address = match device {
-            Device::Host => host::memory::allocate(bytes),
+            Device::Host(_) => host::memory::allocate(bytes),
             Device::Cuda(device) => cuda::memory::allocate(device, bytes, placement)?,
         };
         let address =
@@ -91,7 +91,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         match &self.device {
             // SAFETY: allocated by the same module with the same size, and freed once.
-            Device::Host => unsafe { host::memory::free(self.address, self.bytes) },
+            Device::Host(_) => unsafe { host::memory::free(self.address, self.bytes) },
             // SAFETY: as above.
             Device::Cuda(device) => unsafe { cuda::memory::free(device, self.address, self.placement) },
         }

@@ -2,6 +2,7 @@
 
 use crate::cuda::CudaDevice;
 use crate::cuda::stream::Priority;
+use crate::host::Cores;
 use crate::{Error, Result, Stream};
 use std::sync::Arc;
 
@@ -26,8 +27,8 @@ impl std::fmt::Display for Backend {
 /// One device. Cloning gives another handle to the same one.
 #[derive(Clone, Debug)]
 pub enum Device {
-    /// This process's memory; every stream is a thread.
-    Host,
+    /// This process's memory; every stream is a thread, which keeps to these cores.
+    Host(Cores),
     /// A GPU.
     Cuda(Arc<CudaDevice>),
 }
@@ -35,7 +36,13 @@ pub enum Device {
 impl Device {
     /// The host as a device.
     pub const fn host() -> Self {
-        Device::Host
+        Device::Host(Cores::ANY)
+    }
+
+    /// The host as a device of one of `sharing` ranks, the one with that `place` among them, whose streams keep to its
+    /// [`Cores::share`].
+    pub fn host_of_rank(place: usize, sharing: usize) -> Self {
+        Device::Host(Cores::share(place, sharing))
     }
 
     /// GPU `ordinal`, as the CUDA driver counts them; its primary context is retained.
@@ -51,7 +58,7 @@ impl Device {
     /// The kind of device.
     pub const fn backend(&self) -> Backend {
         match self {
-            Device::Host => Backend::Host,
+            Device::Host(_) => Backend::Host,
             Device::Cuda(_) => Backend::Cuda,
         }
     }
@@ -59,7 +66,7 @@ impl Device {
     /// The GPU, if it is one.
     pub const fn as_cuda(&self) -> Option<&Arc<CudaDevice>> {
         match self {
-            Device::Host => None,
+            Device::Host(_) => None,
             Device::Cuda(device) => Some(device),
         }
     }
@@ -94,7 +101,7 @@ impl Device {
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Device::Host => f.write_str("the host"),
+            Device::Host(_) => f.write_str("the host"),
             Device::Cuda(device) => write!(f, "GPU {} ({})", device.ordinal(), device.name()),
         }
     }

@@ -62,7 +62,7 @@ impl SharedPieces {
                 unsafe {
                     match &one.device {
                         Device::Cuda(gpu) => cuda::memory::zero(gpu, own, bytes)?,
-                        Device::Host => own.as_ptr::<u8>().write_bytes(0, bytes),
+                        Device::Host(_) => own.as_ptr::<u8>().write_bytes(0, bytes),
                     }
                 }
                 let at = |peer| match heap.address(own, peer) {
@@ -150,7 +150,7 @@ impl Drop for SharedPieces {
 fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, Handle)> {
     let none_left = || none_left(one, bytes, placement);
     Ok(match (&one.device, placement, one.sharing) {
-        (Device::Host, ..) | (Device::Cuda(_), Placement::PinnedHost, _) => {
+        (Device::Host(_), ..) | (Device::Cuda(_), Placement::PinnedHost, _) => {
             let file = MemoryFile::create(bytes)?.ok_or_else(none_left)?;
             (map(one, &file, bytes, placement)?, Handle::File(file.into_file()))
         }
@@ -175,7 +175,7 @@ fn create(one: &OneRank, bytes: usize, placement: Placement) -> Result<(Piece, H
 /// A peer's memory.
 fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Result<Piece> {
     Ok(match (&one.device, placement, handle) {
-        (Device::Host, _, Handle::File(file)) | (_, Placement::PinnedHost, Handle::File(file)) => {
+        (Device::Host(_), _, Handle::File(file)) | (_, Placement::PinnedHost, Handle::File(file)) => {
             map(one, &MemoryFile::open(file, bytes)?, bytes, placement)?
         }
         (Device::Cuda(gpu), _, Handle::File(file)) => {
@@ -185,7 +185,7 @@ fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Re
             Piece::Vmm(VmmMemory::open(gpu, Exported::fabric(&handle)?, bytes)?)
         }
         (Device::Cuda(gpu), _, Handle::Bytes(handle)) => Piece::IpcOfPeer(IpcMemory::open(gpu, &handle)?),
-        (Device::Host, _, Handle::Bytes(_)) => {
+        (Device::Host(_), _, Handle::Bytes(_)) => {
             return Err(Error::BackendMismatch { what: "a peer's memory" });
         }
     })
@@ -195,7 +195,7 @@ fn open(one: &OneRank, handle: Handle, bytes: usize, placement: Placement) -> Re
 fn map(one: &OneRank, file: &MemoryFile, bytes: usize, placement: Placement) -> Result<Piece> {
     let mapping = file.map()?.ok_or_else(|| none_left(one, bytes, placement))?;
     Ok(match &one.device {
-        Device::Host => Piece::Host(mapping),
+        Device::Host(_) => Piece::Host(mapping),
         Device::Cuda(gpu) => Piece::Pinned(PinnedMapping::new(gpu, mapping)?),
     })
 }

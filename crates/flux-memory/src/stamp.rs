@@ -22,7 +22,7 @@ impl Stamp {
     /// A stamp for streams of `device`.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self(match device {
-            Device::Host => Kind::Host(Arc::default()),
+            Device::Host(_) => Kind::Host(Arc::default()),
             Device::Cuda(gpu) => Kind::Cuda(CudaEvent::timed(gpu)?),
         }))
     }

@@ -20,7 +20,7 @@ pub enum Stream {
 impl Stream {
     pub(crate) fn new(device: &Device, priority: Priority) -> Result<Self> {
         Ok(match device {
-            Device::Host => Stream::Host(HostStream::new()?),
+            Device::Host(cores) => Stream::Host(HostStream::new(cores.clone())?),
             Device::Cuda(device) => Stream::Cuda(CudaStream::new(device, priority)?),
         })
     }
@@ -34,14 +34,14 @@ impl Stream {
         match device {
             // SAFETY: the caller's promise.
             Device::Cuda(device) => Ok(Stream::Cuda(unsafe { CudaStream::borrow(device, raw) })),
-            Device::Host => Err(Error::BackendMismatch { what: "a CUDA stream" }),
+            Device::Host(_) => Err(Error::BackendMismatch { what: "a CUDA stream" }),
         }
     }
 
     /// The device that the stream's work runs on.
     pub fn device(&self) -> Device {
         match self {
-            Stream::Host(_) => Device::Host,
+            Stream::Host(stream) => Device::Host(stream.cores().clone()),
             Stream::Cuda(stream) => Device::Cuda(Arc::clone(stream.device())),
         }
     }
@@ -196,7 +196,7 @@ impl Event {
     /// A new event, not recorded yet.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(match device {
-            Device::Host => Event::Host(HostEvent::default()),
+            Device::Host(_) => Event::Host(HostEvent::default()),
             Device::Cuda(device) => Event::Cuda(CudaEvent::new(device)?),
         })
     }

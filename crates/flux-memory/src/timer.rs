@@ -20,7 +20,7 @@ impl Timer {
     /// A timer for streams of `device`.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self(match device {
-            Device::Host => {
+            Device::Host(_) => {
                 Kind::Host { begin: Arc::default(), end: Arc::default(), ended: Event::new(device)? }
             }
             Device::Cuda(gpu) => Kind::Cuda { begin: CudaEvent::timed(gpu)?, end: CudaEvent::timed(gpu)? },

@@ -100,6 +100,29 @@ fn an_expired_wait_is_recorded_once_and_ends_the_others() {
     );
 }
 
+/// Left to itself, a stream that waits looks at its signals once in a millisecond.
+#[test]
+fn a_stream_that_waits_is_woken() {
+    let device = Device::host();
+    let (waits, writes) = (device.stream().unwrap(), device.stream().unwrap());
+    let signals = SymmetricSignals::allocate(std::slice::from_ref(&device), 1, Placement::Device).unwrap();
+    let log = FaultLog::new(&device, 0, Duration::from_secs(10)).unwrap();
+    let point = log.wait_point(0, vec![(signals.word(0, 0), site(0, 0))]).unwrap();
+    let asleep = Duration::from_micros(300);
+    let round = |epoch| {
+        let begin = Instant::now();
+        // SAFETY: the signals outlive the wait.
+        unsafe { waits.wait_values(&point, epoch).unwrap() };
+        launch(&writes, move || std::thread::sleep(asleep)).unwrap();
+        // SAFETY: as above.
+        unsafe { writes.write_values(&[(signals.word(0, 0), epoch)]).unwrap() };
+        waits.synchronize().unwrap();
+        begin.elapsed()
+    };
+    let fastest = (1..=20).map(round).min().unwrap();
+    assert!(fastest < asleep + Duration::from_micros(400), "{fastest:?}");
+}
+
 #[test]
 fn a_panic_is_reported_and_nobody_hangs() {
     let device = Device::host();

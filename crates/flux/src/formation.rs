@@ -84,7 +84,7 @@ pub(crate) fn among_processes(bootstrap: Arc<dyn Bootstrap>, config: &GroupConfi
 fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let rank = peers.rank();
     agree(peers, &terms(config, peers.world_size()))?;
-    let device = device(peers.local_rank(), config)?;
+    let device = device(peers, config)?;
     let kind = match device.as_cuda() {
         None => "the host".to_owned(),
         Some(gpu) => format!("{} with {} SMs", gpu.name(), gpu.multiprocessors()),
@@ -107,7 +107,7 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let launcher = match &device {
         Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, space.reach())?,
         // A share of the cores, as if all ranks lived here.
-        Device::Host => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
+        Device::Host(_) => Launcher::sharing(&vec![device.clone(); peers.world_size()], budget)?,
     };
     let launchers = PerRank::new(rank..rank + 1, |rank| Arc::clone(&launcher[rank % launcher.len()]));
     let backend = device.backend();
@@ -225,7 +225,7 @@ fn visible_gpus(choice: BackendChoice) -> Result<usize> {
 fn devices(world_size: usize, config: &GroupConfig) -> Result<Vec<Device>> {
     let gpus = visible_gpus(config.backend)?;
     if gpus == 0 {
-        return Ok(vec![Device::host(); world_size]);
+        return Ok((0..world_size).map(|rank| Device::host_of_rank(rank, world_size)).collect());
     }
     if let Some(gpu) = config.gpu {
         return Ok(vec![Device::cuda(gpu)?; world_size]);
@@ -234,10 +234,10 @@ fn devices(world_size: usize, config: &GroupConfig) -> Result<Vec<Device>> {
     Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())
 }
 
-/// The device of a process that is the machine's `local_rank`-th.
-fn device(local_rank: usize, config: &GroupConfig) -> Result<Device> {
+/// The device of this process: on each machine the first one has its first GPU, and so on.
+fn device(peers: &Peers, config: &GroupConfig) -> Result<Device> {
     match visible_gpus(config.backend)? {
-        0 => Ok(Device::host()),
-        count => Ok(Device::cuda(config.gpu.unwrap_or(local_rank % count))?),
+        0 => Ok(Device::host_of_rank(peers.rank(), peers.world_size())),
+        count => Ok(Device::cuda(config.gpu.unwrap_or(peers.local_rank() % count))?),
     }
 }

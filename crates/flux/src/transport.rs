@@ -127,7 +127,7 @@ pub(crate) fn exchange_among(
         (_, Some((nvshmem, words))) => {
             some(PutExchange::new(Arc::<Nvshmem>::clone(nvshmem), device, place, words, faults)?)
         }
-        (Device::Host, None) => some(SocketExchange::among(peers, reach)?),
+        (Device::Host(_), None) => some(SocketExchange::among(peers, reach)?),
         (Device::Cuda(_), None) => some(NcclExchange::among(peers, device, faults, reach)?),
     })
 }

@@ -190,20 +190,18 @@ impl<'a, E: Element> Worker<'a, E> {
     /// # Safety
     /// As for [`Gemm`].
     unsafe fn count(&self, row_tile: &RowTile) -> bool {
-        let word = |array: Address, index: u32| {
-            let word = array.add(index as usize * size_of::<u32>());
-            // SAFETY: the caller's promise.
-            unsafe { AtomicU32::from_ptr(word.as_ptr()) }
-        };
-        let counter = word(self.params.counters, row_tile.counter);
+        let word = |array: Address, index: u32| array.add(index as usize * size_of::<u32>());
+        // SAFETY: the caller's promise.
+        let counter = unsafe { AtomicU32::from_ptr(word(self.params.counters, row_tile.counter).as_ptr()) };
         // Release: the tile comes before its count. Acquire: all counted tiles come before the signal.
         let is_last = counter.fetch_add(1, Ordering::AcqRel) + 1 == row_tile.count;
         if is_last {
             counter.store(0, Ordering::Relaxed);
             // SAFETY: the caller's promise.
-            for destination in unsafe { self.destinations(row_tile) } {
-                let signal = word(destination.signals, row_tile.signal);
-                signal.store(self.params.epoch, Ordering::Release);
+            unsafe {
+                for destination in self.destinations(row_tile) {
+                    host::raise(word(destination.signals, row_tile.signal), self.params.epoch);
+                }
             }
         }
         is_last

@@ -1,8 +1,7 @@
 //! A rank's shard, pushed to all its peers.
 
 use crate::{PushParams, PushPeer};
-use flux_memory::Address;
-use std::sync::atomic::{AtomicU32, Ordering};
+use flux_memory::{Address, host};
 
 /// Moves the shard to each peer in turn, chunk by chunk, each followed by its signal.
 ///
@@ -26,8 +25,8 @@ pub(crate) unsafe fn run(params: &PushParams) {
             // SAFETY: the caller's promise.
             unsafe { std::ptr::copy(params.shard.add(begin).as_ptr::<u8>(), to.as_ptr::<u8>(), bytes) };
             if !signal.is_null() {
-                // SAFETY: a live word. Release: the chunk is visible to whoever sees the signal.
-                unsafe { AtomicU32::from_ptr(signal.as_ptr()) }.store(params.epoch, Ordering::Release);
+                // SAFETY: a live word.
+                unsafe { host::raise(signal, params.epoch) };
             }
         }
     }

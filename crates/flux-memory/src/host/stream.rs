@@ -1,8 +1,8 @@
 //! Streams of the host backend: first in, first out, each on a thread of its own.
 
+use super::Cores;
 use crate::{Address, Error, Result, WaitPoint, host};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,17 +14,19 @@ type Work = Box<dyn FnOnce() + Send>;
 pub struct HostStream {
     queue: Option<Sender<Work>>,
     worker: Option<JoinHandle<()>>,
+    cores: Cores,
     panicked: Arc<Mutex<Option<String>>>,
 }
 
 impl HostStream {
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(cores: Cores) -> Result<Self> {
         let (queue, work) = channel::<Work>();
         let panicked = Arc::new(Mutex::new(None));
-        let failure = Arc::clone(&panicked);
+        let (failure, kept) = (Arc::clone(&panicked), cores.clone());
         let worker = std::thread::Builder::new()
             .name("flux-stream".into())
             .spawn(move || {
+                kept.keep();
                 for item in work {
                     // A panic must not end the thread: those who wait for later work would wait for ever.
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(item)) {
@@ -38,7 +40,11 @@ impl HostStream {
                 }
             })
             .map_err(|error| Error::NoThread { reason: error.to_string() })?;
-        Ok(Self { queue: Some(queue), worker: Some(worker), panicked })
+        Ok(Self { queue: Some(queue), worker: Some(worker), cores, panicked })
+    }
+
+    pub(crate) const fn cores(&self) -> &Cores {
+        &self.cores
     }
 
     /// Enqueues `work`, the host backend's kernel launch.
@@ -83,9 +89,8 @@ impl HostStream {
         let values = values.to_vec();
         self.launch(move || {
             for (word, value) in values {
-                // SAFETY: a live, aligned word, as the caller promised. Release: what this stream did before is visible
-                // to whoever sees the value.
-                unsafe { AtomicU32::from_ptr(word.as_ptr()) }.store(value, Ordering::Release);
+                // SAFETY: a live, aligned word, as the caller promised.
+                unsafe { host::raise(word, value) };
             }
         })
     }

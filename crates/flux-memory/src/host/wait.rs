@@ -1,8 +1,25 @@
-//! The bounded wait of the host backend: what `kernels/signals.cuh` does on a GPU.
+//! Signals of the host backend: what `kernels/signals.cuh` does on a GPU. Whoever waits sleeps, for ranks outnumber cores as a rule, and
+//! what the signal waits for may need the core. Whoever raises it wakes him, in whatever process.
 
 use crate::{Address, Fault, WaitBound, WaitSite, reached};
+use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// So often a sleeping thread looks whether another wait of its rank has expired, which wakes nobody.
+const GLANCE: Duration = Duration::from_millis(1);
+
+/// Raises the signal at `signal` to `value`, visible only after what this thread has written before.
+///
+/// # Safety
+/// `signal` is a live, 4-byte aligned word of the host backend.
+pub unsafe fn raise(signal: Address, value: u32) {
+    // SAFETY: the caller's promise.
+    let word = unsafe { atomic(signal) };
+    word.store(value, Ordering::Release);
+    // What cannot be woken looks by itself, at its next glance.
+    let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
+}
 
 /// Waits until the signal at `signal` has reached `wanted`. Returns false if the budget ran out (the first wait of the
 /// rank to expire leaves its record) or if another wait of this rank has expired.
@@ -14,7 +31,7 @@ pub unsafe fn wait(bound: &WaitBound, signal: Address, wanted: u32, site: WaitSi
     // SAFETY: the caller's promise; signals are only ever accessed as atomics.
     let (word, flag) = unsafe { (atomic(signal), atomic(bound.flag)) };
     let mut deadline = None;
-    for turn in 0_u32.. {
+    loop {
         // Acquire: what was written before the signal was raised is visible afterwards.
         let seen = word.load(Ordering::Acquire);
         if reached(seen, wanted) {
@@ -30,10 +47,14 @@ pub unsafe fn wait(bound: &WaitBound, signal: Address, wanted: u32, site: WaitSi
             unsafe { record(bound, site, seen, wanted) };
             return false;
         }
-        // Ranks outnumber cores as a rule: give the core away soon, it may be what the signal waits for.
-        if turn < 16 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
+        sleep(word, seen, GLANCE.min(deadline - now));
     }
-    false
+}
+
+/// Until somebody raises the signal, if it is still as it was seen, or the time is up, or for no reason at all.
+fn sleep(word: &AtomicU32, seen: u32, time: Duration) {
+    let time = futex::Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&time));
 }
 
 /// Whether the signal at `signal` has reached `wanted`: a wait would end at once, and well.
@@ -76,4 +97,37 @@ unsafe fn record(bound: &WaitBound, site: WaitSite, seen: u32, wanted: u32) {
 unsafe fn atomic<'a>(address: Address) -> &'a AtomicU32 {
     // SAFETY: the caller's promise.
     unsafe { AtomicU32::from_ptr(address.as_ptr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::shared::MemoryFile;
+    use crate::{Device, FaultLog};
+
+    /// By whoever has the signal at another address, as another process does. Left to itself, a sleeping wait would look again in half
+    /// a glance's time.
+    #[test]
+    fn a_signal_wakes_who_sleeps() {
+        let file = MemoryFile::create(4).unwrap().unwrap();
+        let [here, there] = [(); 2].map(|()| file.map().unwrap().unwrap());
+        let log = FaultLog::new(&Device::host(), 0, Duration::from_secs(10)).unwrap();
+        let (bound, site) = (log.bound(0), WaitSite { peer: 0, tile: WaitSite::NO_TILE, signal: 0 });
+        let until_awake = |value| {
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    // SAFETY: the word is mapped until the test ends.
+                    assert!(unsafe { wait(&bound, here.address(), value, site) });
+                    Instant::now()
+                });
+                std::thread::sleep(GLANCE / 2);
+                let raised = Instant::now();
+                // SAFETY: as above.
+                unsafe { raise(there.address(), value) };
+                waiter.join().unwrap().saturating_duration_since(raised)
+            })
+        };
+        let fastest = (1..=20).map(until_awake).min().unwrap();
+        assert!(fastest < GLANCE / 4, "{fastest:?}");
+    }
 }
