@@ -9,36 +9,36 @@ use crate::{Delivery, Direction, Path, Result, TileShape};
 use flux_swizzle::{Collective, Pattern, Schedule, Shards};
 use serde::{Deserialize, Serialize};
 
-/// Fitted to 1,300 medians of `flux tune --check` (all operations and ways, 2 and 4 ranks on 2 idle cores at 2.6 GHz with AVX-512, the
-/// layers of its defaults), from which they are 12 % away on average. On other machines all grow and shrink, and their proportions less.
+/// Fitted to 1,036 ratios of medians of `flux tune --check` (all operations and ways, 2 and 4 ranks on 2 idle cores with AVX-512, the layers
+/// of its defaults, six runs), from which they are 2 % away on average. On other machines all grow and shrink, and their proportions less.
 ///
-/// What a row of tiles takes for each element of the weight, which is widened and packed for it, in ns.
-const SWEEP_NS: f64 = 0.52;
+/// What widening an element of the weight takes, once for all rows that a GEMM sweeps together, in ns.
+const WIDEN_NS: f64 = 0.104;
+/// What packing it takes, for each row of tiles, in ns.
+const SWEEP_NS: f64 = 0.29;
 /// What a multiplication and addition takes, in ns.
-const MULTIPLY_NS: f64 = 0.015;
+const MULTIPLY_NS: f64 = 0.0116;
 /// What a launch takes, in µs.
-const LAUNCH_US: f64 = 34.0;
+const LAUNCH_US: f64 = 15.0;
 /// What a stream takes for anything that is enqueued on it, in µs.
-const STEP_US: f64 = 1.0;
+const STEP_US: f64 = 1.9;
 /// What it takes until all ranks have seen that all have come so far, in µs.
-const MEETING_US: f64 = 42.0;
+const MEETING_US: f64 = 4.9;
 /// What copying a byte takes, in ns.
-const COPY_NS: f64 = 0.16;
+const COPY_NS: f64 = 0.1;
 /// What storing a byte of a tile to one more destination takes, in ns: it is rounded for each.
-const STORE_NS: f64 = 0.15;
+const STORE_NS: f64 = 0.28;
 /// What summing a byte of the slots takes, in ns.
-const SUM_NS: f64 = 0.5;
-// Where each rank has cores to itself:
-/// By how much longer a fused GEMM takes than one that waits for nobody: what copies for it takes its core away now and then, and it goes
-/// no faster than the slowest rank. (Not seen in an AllReduce.)
-const GATED: f64 = 1.15;
-/// Meetings of a fused GEMM whose rows are pushed: the peers have read what was there.
+const SUM_NS: f64 = 0.064;
+/// The same where the sum is folded in: it reads the slots a few columns at a time.
+const FOLD_NS: f64 = 0.122;
+/// Meetings of a fused GEMM whose rows are pushed, where each rank has cores to itself: the peers have read what was there.
 const PUSHED_MEETINGS: f64 = 0.4;
-/// Meetings of tiles that go straight to their owners, where some ranks own none: these would otherwise run ahead by calls.
-const OWNERLESS_MEETINGS: f64 = 3.0;
-/// Where ranks share cores: meetings of partial sums that are pushed. Their owners free the slots when they get a core.
-const CROWDED_MEETINGS: f64 = 0.5;
+/// Meetings of an AllReduce in two steps where some ranks own no rows, and wait for those that do.
+const OWNERLESS_MEETINGS: f64 = 8.5;
 
+/// Rows that a GEMM sweeps together: for each column of tiles, the weight is widened once.
+const SWEPT_ROWS: usize = 2048;
 /// Rows that are multiplied at once, whether there are as many or fewer.
 const ROWS_AT_ONCE: usize = 8;
 
@@ -58,6 +58,7 @@ const fn tile() -> TileShape {
 /// What all ranks together have to do.
 #[derive(Default)]
 struct Work {
+    widened: f64,
     sweeps: f64,
     multiplications: f64,
     launches: f64,
@@ -65,8 +66,17 @@ struct Work {
     copied_bytes: f64,
     stored_bytes: f64,
     summed_bytes: f64,
+    folded_bytes: f64,
     /// How often all wait for all.
     meetings: f64,
+}
+
+impl Work {
+    fn compute_longer(&mut self, by: f64) {
+        for of in [&mut self.widened, &mut self.sweeps, &mut self.multiplications] {
+            *of *= by;
+        }
+    }
 }
 
 #[allow(clippy::cast_precision_loss)] // an estimate
@@ -88,6 +98,7 @@ impl HostModel {
             OpKind::GemmRs | OpKind::GemmAr => self.multiply_and_sum(&mut work, layer, &shards, plan),
         }
         let Work {
+            widened,
             sweeps,
             multiplications,
             launches,
@@ -95,10 +106,12 @@ impl HostModel {
             copied_bytes,
             stored_bytes,
             summed_bytes,
+            folded_bytes,
             meetings,
         } = work;
-        let moved = copied_bytes * COPY_NS + stored_bytes * STORE_NS + summed_bytes * SUM_NS;
-        let ns = sweeps * SWEEP_NS + multiplications * MULTIPLY_NS + moved;
+        let computed = widened * WIDEN_NS + sweeps * SWEEP_NS + multiplications * MULTIPLY_NS;
+        let moved = copied_bytes * COPY_NS + stored_bytes * STORE_NS;
+        let ns = computed + moved + summed_bytes * SUM_NS + folded_bytes * FOLD_NS;
         let all_us = ns / 1e3 + launches * LAUNCH_US + steps * STEP_US;
         // Ranks share the cores evenly, and each has at least one thread.
         let threads = (self.cores / layer.world_size.max(1)).max(1) * layer.world_size;
@@ -117,6 +130,7 @@ impl HostModel {
         for rows in shards {
             let last = rows % self.tile.rows;
             let computed = rows - last + last.next_multiple_of(ROWS_AT_ONCE);
+            work.widened += weights * real(rows.div_ceil(SWEPT_ROWS));
             work.sweeps += weights * real(rows.div_ceil(self.tile.rows));
             work.multiplications += weights * real(computed);
         }
@@ -130,13 +144,24 @@ impl HostModel {
             Path::Chunked => rows().for_each(|rows| self.gemm(work, layer, std::iter::once(rows))),
             _ => self.gemm(work, layer, std::iter::once(shards.total())),
         }
-        if path == Path::Fused && layer.op != OpKind::GemmAr && self.has_cores_for(layer) {
-            (work.sweeps, work.multiplications) = (work.sweeps * GATED, work.multiplications * GATED);
+        if path == Path::Fused {
+            work.compute_longer(self.longer(layer, false));
+        }
+    }
+
+    /// By how much longer a fused GEMM takes than one that waits for nobody. What else a rank has to do takes its cores away now and then.
+    const fn longer(&self, layer: &Layer, one_shot: bool) -> f64 {
+        match (layer.op, one_shot, self.has_cores_for(layer)) {
+            (OpKind::AgGemm, _, true) => 1.0,
+            (OpKind::AgGemm, _, false) => 1.03,
+            (_, true, true) => 1.02,
+            (_, true, false) => 1.05,
+            (_, false, true) => 1.1,
+            (_, false, false) => 1.06,
         }
     }
 
     fn gather_and_multiply(&self, work: &mut Work, layer: &Layer, shards: &Shards, plan: &Plan) {
-        work.meetings += real(hops(&plan.order).saturating_sub(1));
         let (ranks, bytes) = (real(layer.world_size), real(shards.total()) * real(layer.row_bytes()));
         self.gemms(work, layer, shards, plan.path);
         work.copied_bytes += bytes * (ranks - 1.0);
@@ -168,6 +193,7 @@ impl HostModel {
             let fused = plan.path == Path::Fused;
             work.steps += 2.0 * pairs;
             if fused {
+                work.compute_longer(self.longer(layer, true));
                 work.stored_bytes += bytes * pairs;
                 work.meetings += 1.0;
             } else {
@@ -176,7 +202,8 @@ impl HostModel {
             }
         } else {
             self.gemms(work, layer, shards, plan.path);
-            work.summed_bytes += bytes * ranks;
+            let fused = plan.path == Path::Fused;
+            *if fused { &mut work.folded_bytes } else { &mut work.summed_bytes } += bytes * ranks;
             work.meetings += 1.0;
             let relayed = plan.delivery == Some(Delivery::Relayed);
             if plan.path != Path::Fused || relayed {
@@ -184,22 +211,15 @@ impl HostModel {
                 work.meetings += 1.0;
                 let moves = real(chunks(shards, plan.chunk_rows)) * (ranks - 1.0);
                 work.steps += moves * if plan.path == Path::Unfused { 2.0 } else { 3.0 };
-            } else if layer.op == OpKind::GemmRs
-                && shards.total() < layer.world_size
-                && self.has_cores_for(layer)
-            {
-                work.meetings += OWNERLESS_MEETINGS;
             }
             work.launches += if plan.path == Path::Fused { 0.0 } else { ranks };
-            if plan.path == Path::Unfused && plan.direction == Direction::Push && !self.has_cores_for(layer) {
-                work.meetings += CROWDED_MEETINGS;
-            }
             if layer.op == OpKind::GemmAr {
                 // The shards are gathered, and copied to where they are wanted.
                 work.copied_bytes += bytes * (ranks - 1.0) + bytes * ranks;
                 work.steps +=
                     2.0 * (ranks - 1.0) * real(chunks(shards, plan.chunk_rows)) + 2.0 * ranks * ranks;
                 work.meetings += real(hops(&plan.order) + 1);
+                work.meetings += if shards.total() < layer.world_size { OWNERLESS_MEETINGS } else { 0.0 };
             }
         }
         // Whoever pulls says that it has.

@@ -92,21 +92,26 @@ fn one_rank_has_nothing_to_plan() {
     assert!(explain.to_string().contains("one rank"), "{explain}");
 }
 
-/// On the host, small shards make each tile widen the weight anew; where they fill tiles, fused saves copies and waits.
+/// On the host nothing is hidden, and each shard of a fused call widens the weight anew: that pays where waits are most of a call.
+/// Each of these was the fastest by measurement, or within 5 % of it.
 #[test]
-fn the_host_fuses_what_fills_tiles() {
+fn the_host_fuses_where_waits_are_most_of_a_call() {
     let model = || Model::Host(HostModel::new(2));
-    for (m, path) in [(1, Path::Fused), (16, Path::Unfused), (64, Path::Unfused), (512, Path::Fused)] {
-        for (op, n, k) in [(OpKind::AgGemm, 1536, 768), (OpKind::GemmRs, 768, 1536)] {
-            let explain = Planner::on((model(), &[]), op, &spec(n, k, 512), 4).unwrap().explain(m).unwrap();
-            assert_eq!(explain.chosen.path, path, "{explain}");
-        }
+    for (op, n, k, m, path) in [
+        (OpKind::GemmRs, 768, 1536, 1, Path::Fused),
+        (OpKind::GemmRs, 768, 1536, 16, Path::Unfused),
+        (OpKind::GemmRs, 768, 1536, 512, Path::Unfused),
+        (OpKind::AgGemm, 1536, 768, 16, Path::Unfused),
+        (OpKind::AgGemm, 1536, 768, 512, Path::Unfused),
+    ] {
+        let explain = Planner::on((model(), &[]), op, &spec(n, k, 512), 4).unwrap().explain(m).unwrap();
+        assert_eq!(explain.chosen.path, path, "{explain}");
     }
-    // Where each rank has a core to itself, the copies of a fused AllGather take it away now and then.
+    // Where each rank has a core to itself.
     for (op, m, n, k, path, delivery) in [
         (OpKind::AgGemm, 1, 896, 512, Path::Fused, None),
         (OpKind::AgGemm, 256, 896, 512, Path::Unfused, None),
-        (OpKind::GemmRs, 1, 512, 448, Path::Fused, Some(Delivery::Relayed)),
+        (OpKind::GemmRs, 1, 512, 448, Path::Fused, Some(Delivery::Direct)),
         (OpKind::GemmRs, 256, 512, 462, Path::Unfused, None),
     ] {
         let explain = Planner::on((model(), &[]), op, &spec(n, k, m), 2).unwrap().explain(m).unwrap();
@@ -376,7 +381,7 @@ fn what_was_measured_goes_before_the_model() {
         (100, Path::Fused, PlanSource::Tuned),
         (64, Path::Fused, PlanSource::Tuned),
         (32, Path::Fused, PlanSource::Tuned),
-        (1, Path::Fused, PlanSource::Model),
+        (1, Path::Unfused, PlanSource::Model),
     ] {
         let explain = planner.explain(m).unwrap();
         assert_eq!((explain.chosen.path, explain.source), (path, source), "{explain}");
