@@ -10,7 +10,7 @@ use flux_swizzle::{Collective, Pattern, Schedule, Shards};
 use serde::{Deserialize, Serialize};
 
 /// Fitted to 1,036 ratios of medians of `flux tune --check` (all operations and ways, 2 and 4 ranks on 2 idle cores with AVX-512, the layers
-/// of its defaults, six runs), from which they are 2 % away on average. On other machines all grow and shrink, and their proportions less.
+/// of its defaults, six runs), from which they are 3 % away on average. On other machines all grow and shrink, and their proportions less.
 ///
 /// What widening an element of the weight takes, once for all rows that a GEMM sweeps together, in ns.
 const WIDEN_NS: f64 = 0.104;
