@@ -3,12 +3,14 @@
 use crate::{Error, Result};
 use flux_memory::host::Cores;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use rustix::process::setpriority_process;
+use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::gettid;
 use std::sync::Arc;
 
-/// How much less urgent computing is than what streams do (as `nice` has it), which takes a moment and which others wait for.
-const NICENESS: i32 = 5;
+/// By how much computing is less urgent, as `nice` has it, than what streams do, which takes a moment and which others wait for.
+const NICER: i32 = 5;
+/// Nothing is less urgent.
+const NICEST: i32 = 19;
 
 /// The threads of one of `sharing` ranks that share the host's cores, the one with that `place` among them, each on a core of its
 /// [`Cores::share`].
@@ -29,7 +31,9 @@ pub(crate) fn of_rank(place: usize, sharing: usize) -> Result<Arc<ThreadPool>> {
 /// This thread is to make room at once for threads of streams that have something to do. Otherwise these wait for a while now and
 /// then, until its share of the core's time is over: an unfused AllGather of four ranks on two cores took 2.5 or 3.7 ms.
 fn give_way() {
-    if let Err(error) = setpriority_process(Some(gettid()), NICENESS) {
+    let own = Some(gettid());
+    let nicer = getpriority_process(own).map(|nice| (nice + NICER).min(NICEST));
+    if let Err(error) = nicer.and_then(|nice| setpriority_process(own, nice)) {
         tracing::debug!(%error, "a thread is not made less urgent");
     }
 }
@@ -37,15 +41,15 @@ fn give_way() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::getpriority_process;
 
     #[test]
     fn threads_that_compute_give_way() {
-        let own = getpriority_process(None).unwrap();
+        let urgency = || getpriority_process(Some(gettid())).unwrap();
+        let own = urgency();
         let pool = of_rank(0, 1).unwrap();
         assert_eq!(pool.current_num_threads(), Cores::threads(1));
-        let urgency = pool.broadcast(|_| getpriority_process(Some(gettid())).unwrap());
-        assert!(urgency.iter().all(|&of_thread| of_thread == NICENESS.max(own)), "{urgency:?}");
-        assert_eq!(getpriority_process(None).unwrap(), own, "other threads stay as urgent as they were");
+        let of_pool = pool.broadcast(|_| urgency());
+        assert!(of_pool.iter().all(|&nice| nice == (own + NICER).min(NICEST)), "{of_pool:?}");
+        assert_eq!(urgency(), own, "other threads stay as urgent as they were");
     }
 }
