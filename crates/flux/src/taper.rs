@@ -22,7 +22,7 @@ const RELAYED_CHUNK_US: f64 = 7.0;
 const RELAYED: Sweep = Sweep { tile: 1.0, half_tile: 0.6 };
 /// Pieces that arrive: then all SMs are at work on one chunk at a time, and each chunk reads the whole weight from memory by itself.
 const GATHERED: Sweep = Sweep { tile: 1.03, half_tile: 0.65 };
-/// What a chunk costs by itself is to be small beside it: at 2 MiB it is a tenth.
+/// What a chunk costs by itself is to be small beside it: at 2 MiB it is an eighth.
 const MIN_PIECE_BYTES: usize = 2 << 20;
 /// No more chunks at an end are considered for cutting.
 const MOST_FINER: usize = 16;
@@ -328,7 +328,8 @@ mod tests {
             let chosen = overlap.gather_taper().unwrap();
             let us = measured.iter().find(|(finer, _)| *finer == chosen.finer).map(|&(_, us)| us);
             let fastest = measured.iter().map(|&(_, us)| us).fold(f64::INFINITY, f64::min);
-            assert!(us.is_some_and(|us| us < 1.01 * fastest), "n = {n}: {chosen:?}");
+            let is_good = chosen.end == End::Last && us.is_some_and(|us| us < 1.01 * fastest);
+            assert!(is_good, "n = {n}: {chosen:?}");
         }
     }
 

@@ -28,8 +28,8 @@ pub(crate) fn of_rank(place: usize, sharing: usize) -> Result<Arc<ThreadPool>> {
     Ok(Arc::new(pool))
 }
 
-/// This thread is to make room at once for threads of streams that have something to do. Otherwise these wait for a while now and
-/// then, until its share of the core's time is over: an unfused AllGather of four ranks on two cores took 2.5 or 3.7 ms.
+/// This thread is to make room at once for threads of streams that have something to do. Otherwise these wait now and then until its share of
+/// the core's time is over, a millisecond or so. (It makes room for all else that runs on the machine as well.)
 fn give_way() {
     let own = Some(gettid());
     let nicer = getpriority_process(own).map(|nice| (nice + NICER).min(NICEST));
@@ -41,14 +41,23 @@ fn give_way() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::{CpuSet, sched_getaffinity};
 
     #[test]
-    fn threads_that_compute_give_way() {
+    fn threads_that_compute_keep_to_cores_and_give_way() {
         let urgency = || getpriority_process(Some(gettid())).unwrap();
         let own = urgency();
         let pool = of_rank(0, 1).unwrap();
         assert_eq!(pool.current_num_threads(), Cores::threads(1));
         let of_pool = pool.broadcast(|_| urgency());
+        let kept = pool.broadcast(|_| sched_getaffinity(None).unwrap());
+        let mut cores = CpuSet::new();
+        kept.iter().for_each(|of| {
+            (0..CpuSet::MAX_CPU).filter(|&core| of.is_set(core)).for_each(|core| cores.set(core))
+        });
+        assert_eq!(cores, sched_getaffinity(None).unwrap(), "one rank has all cores");
+        let quota = std::thread::available_parallelism().unwrap().get() < cores.count() as usize;
+        assert!(quota || kept.iter().all(|of| of.count() == 1), "each thread has one");
         assert!(of_pool.iter().all(|&nice| nice == (own + NICER).min(NICEST)), "{of_pool:?}");
         assert_eq!(urgency(), own, "other threads stay as urgent as they were");
     }

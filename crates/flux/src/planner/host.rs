@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// Fitted to 1,036 ratios of medians of `flux tune --check` (all operations and ways, 2 and 4 ranks on 2 idle cores with AVX-512, the layers
 /// of its defaults, six runs), from which they are 3 % away on average. On other machines all grow and shrink, and their proportions less.
 ///
-/// What widening an element of the weight takes, once for all rows that a GEMM sweeps together, in ns.
+/// What widening an element of the weight takes, once for all rows that a GEMM sweeps together, in ns. (More often where K is more than 4,096, a
+/// rank has several threads, or chunks are smaller than shards: what was fitted has none of these.)
 const WIDEN_NS: f64 = 0.104;
 /// What packing it takes, for each row of tiles, in ns.
 const SWEEP_NS: f64 = 0.29;
