@@ -381,7 +381,7 @@ fn what_was_measured_goes_before_the_model() {
         (100, Path::Fused, PlanSource::Tuned),
         (64, Path::Fused, PlanSource::Tuned),
         (32, Path::Fused, PlanSource::Tuned),
-        (1, Path::Unfused, PlanSource::Model),
+        (1, Path::Fused, PlanSource::Model),
     ] {
         let explain = planner.explain(m).unwrap();
         assert_eq!((explain.chosen.path, explain.source), (path, source), "{explain}");
