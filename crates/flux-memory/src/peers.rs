@@ -73,8 +73,13 @@ impl Peers {
 
     /// Which of the machine's processes this is.
     pub fn local_rank(&self) -> usize {
+        self.rank() - self.machine().start
+    }
+
+    /// The ranks of this process's machine.
+    pub fn machine(&self) -> Range<usize> {
         let rank = self.rank();
-        self.machines.iter().find(|machine| machine.contains(&rank)).map_or(0, |machine| rank - machine.start)
+        self.machines.iter().find(|machine| machine.contains(&rank)).map_or(rank..rank + 1, Range::clone)
     }
 
     /// The ranks of each machine, in order.

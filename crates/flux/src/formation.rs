@@ -107,7 +107,7 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let launcher = match &device {
         Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, space.reach())?,
         // A share of the cores, as if all ranks of this machine lived here.
-        Device::Host(_) => Launcher::sharing(&vec![device.clone(); ranks_here(peers)], budget)?,
+        Device::Host(_) => Launcher::sharing(&vec![device.clone(); peers.machine().len()], budget)?,
     };
     let launchers =
         PerRank::new(rank..rank + 1, |_| Arc::clone(&launcher[peers.local_rank() % launcher.len()]));
@@ -235,16 +235,10 @@ fn devices(world_size: usize, config: &GroupConfig) -> Result<Vec<Device>> {
     Ok((0..world_size).map(|rank| used[rank * used.len() / world_size].clone()).collect())
 }
 
-/// How many ranks this machine has.
-fn ranks_here(peers: &Peers) -> usize {
-    let rank = peers.rank();
-    peers.machines().iter().find(|machine| machine.contains(&rank)).map_or(1, ExactSizeIterator::len)
-}
-
 /// The device of this process: on each machine the first one has its first GPU, and so on.
 fn device(peers: &Peers, config: &GroupConfig) -> Result<Device> {
     match visible_gpus(config.backend)? {
-        0 => Ok(Device::host_of_rank(peers.local_rank(), ranks_here(peers))),
+        0 => Ok(Device::host_of_rank(peers.local_rank(), peers.machine().len())),
         count => Ok(Device::cuda(config.gpu.unwrap_or(peers.local_rank() % count))?),
     }
 }

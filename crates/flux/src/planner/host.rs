@@ -185,12 +185,12 @@ impl HostModel {
     fn multiply_and_sum(&self, work: &mut Work, layer: &Layer, shards: &Shards, plan: &Plan) {
         let (ranks, bytes) = (real(layer.world_size), real(shards.total()) * real(layer.row_bytes()));
         let pairs = ranks * (ranks - 1.0);
+        let fused = plan.path == Path::Fused;
         work.steps += 4.0 * ranks;
         if plan.one_shot {
             self.gemm(work, layer, std::iter::once(shards.total()));
             work.launches += ranks; // the sum
             work.summed_bytes += bytes * ranks * ranks;
-            let fused = plan.path == Path::Fused;
             work.steps += 2.0 * pairs;
             if fused {
                 work.compute_longer(self.longer(layer, true));
@@ -202,17 +202,16 @@ impl HostModel {
             }
         } else {
             self.gemms(work, layer, shards, plan.path);
-            let fused = plan.path == Path::Fused;
             *if fused { &mut work.folded_bytes } else { &mut work.summed_bytes } += bytes * ranks;
             work.meetings += 1.0;
             let relayed = plan.delivery == Some(Delivery::Relayed);
-            if plan.path != Path::Fused || relayed {
+            if !fused || relayed {
                 work.copied_bytes += bytes * (ranks - 1.0);
                 work.meetings += 1.0;
                 let moves = real(chunks(shards, plan.chunk_rows)) * (ranks - 1.0);
                 work.steps += moves * if plan.path == Path::Unfused { 2.0 } else { 3.0 };
             }
-            work.launches += if plan.path == Path::Fused { 0.0 } else { ranks };
+            work.launches += if fused { 0.0 } else { ranks };
             if layer.op == OpKind::GemmAr {
                 // The shards are gathered, and copied to where they are wanted.
                 work.copied_bytes += bytes * (ranks - 1.0) + bytes * ranks;
@@ -223,7 +222,7 @@ impl HostModel {
             }
         }
         // Whoever pulls says that it has.
-        let moves = plan.path != Path::Fused || layer.op == OpKind::GemmAr && !plan.one_shot;
+        let moves = !fused || layer.op == OpKind::GemmAr && !plan.one_shot;
         work.steps += if plan.direction == Direction::Pull && moves { pairs } else { 0.0 };
     }
 }
