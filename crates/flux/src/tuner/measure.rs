@@ -30,7 +30,6 @@ pub(super) struct Timing {
 /// An operation that goes one way, and nothing but that.
 struct Contender {
     op: Box<dyn Operation>,
-    calls: usize,
     times_us: Vec<f64>,
 }
 
@@ -84,7 +83,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Timing>> {
     let contender = |plan: &Plan| {
         let op = build(op, group, forced(op, spec, m, plan))?;
-        Ok::<_, crate::Error>(Contender { op, calls: 1, times_us: Vec::new() })
+        Ok::<_, crate::Error>(Contender { op, times_us: Vec::new() })
     };
     let Some((first, others)) = plans.split_first() else { return Ok(Vec::new()) };
     let mut first = contender(first)?;
@@ -106,12 +105,16 @@ pub(super) fn measure(
                 break;
             }
         }
-        contenders.iter_mut().try_for_each(|contender| operands.prepare(contender))?;
+        // As many calls of each: the first of a sample starts what had come to rest, the last is waited for, and who has fewer pays
+        // more of that for each call.
+        let calls = contenders
+            .iter()
+            .try_fold(1, |most, contender| Ok::<_, crate::Error>(operands.calls(contender)?.max(most)))?;
         for sample in 0..samples {
             // Each begins in turn, so that what comes first is not always the same.
             let count = contenders.len();
             for index in (0..count).map(|index| (index + sample) % count) {
-                let us = operands.time(&contenders[index])?;
+                let us = operands.time(&contenders[index], calls)?;
                 contenders[index].times_us.push(us);
                 sampled();
             }
@@ -202,27 +205,21 @@ impl<'g> Operands<'g> {
         Ok(this)
     }
 
-    /// Loads and plans, and finds out how many calls make a sample.
-    fn prepare(&self, contender: &mut Contender) -> Result<()> {
-        if contender.calls > 1 {
-            return Ok(()); // prepared before
-        }
-        self.time(contender)?;
-        contender.calls = 2;
-        let us = self.time(contender)?;
+    /// How many calls make a sample; plans and loads them first.
+    fn calls(&self, contender: &Contender) -> Result<usize> {
+        self.time(contender, 1)?;
+        let us = self.time(contender, 2)?;
         let calls = (SAMPLE.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(2.0, MOST_CALLS);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
-        let calls = calls as usize;
-        contender.calls = calls;
-        Ok(())
+        Ok(calls as usize)
     }
 
-    /// The time of one of a contender's calls in a row, on the slowest rank, in µs.
-    fn time(&self, contender: &Contender) -> Result<f64> {
+    /// The time of one of so many of a contender's calls in a row, on the slowest rank, in µs.
+    fn time(&self, contender: &Contender, calls: usize) -> Result<f64> {
         let streams: Vec<&Stream> = self.streams.iter().collect();
         self.group.barrier()?;
         let begin = Instant::now();
-        for _ in 0..contender.calls {
+        for _ in 0..calls {
             // SAFETY: the matrices have the extents of their parts, and live until this is dropped, which waits.
             unsafe { contender.op.enqueue_parts(self.m, &self.parts, &streams)? };
         }
@@ -233,7 +230,7 @@ impl<'g> Operands<'g> {
         let seconds =
             all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
         #[allow(clippy::cast_precision_loss)] // few
-        Ok(seconds.fold(0.0, f64::max) * 1e6 / contender.calls as f64)
+        Ok(seconds.fold(0.0, f64::max) * 1e6 / calls as f64)
     }
 
     fn synchronize(&self) -> Result<()> {
