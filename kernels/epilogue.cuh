@@ -55,15 +55,15 @@ DEVICE void scale(float* d, const Scales& scales, const Corner& at) {
   }
 }
 
-// Adds the bias to `kBlocks` blocks of columns; `column` is the thread's first one.
+// Adds the bias of `n` columns to `kBlocks` blocks of them; `column` is the thread's first one.
 template <typename Element, int kBlocks>
-DEVICE void add_bias(float* d, const GemmParams& p, u32 column) {
-  const u16* bias = (const u16*)p.bias + column;
+DEVICE void add_bias(float* d, u64 of_columns, u32 n, u32 column) {
+  const u16* bias = (const u16*)of_columns + column;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const u32 first = column + 8 * block;
-    const float low = Element::widen(load_global_2_or_0(bias + 8 * block, first < p.n));
-    const float high = Element::widen(load_global_2_or_0(bias + 8 * block + 1, first + 1 < p.n));
+    const float low = Element::widen(load_global_2_or_0(bias + 8 * block, first < n));
+    const float high = Element::widen(load_global_2_or_0(bias + 8 * block + 1, first + 1 < n));
     d[4 * block] += low, d[4 * block + 1] += high;
     d[4 * block + 2] += low, d[4 * block + 3] += high;
   }

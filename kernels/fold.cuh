@@ -2,26 +2,26 @@
 // own partial sums never leave the SM. The other sources' slots come through the ring of stages, behind the tile's blocks of
 // K, as if they were more of these: the loader alone waits for their signals, and loads ahead of who adds them.
 //
-// A stage holds, of some parts of the tile, all other sources' boxes. A part is half a piece: the rows of two warps. A box is
-// swizzled as a piece is, so what belongs together lies at the same place in both.
+// A stage holds, of some parts of the tile, all other sources' boxes. A part is a piece, or half of one where a stage has no room
+// for so many sources. A box is swizzled as a piece is, so what belongs together lies at the same place in both.
 //
 // Of gemm_hopper.cu, behind its Result, Config and Layout.
 #pragma once
 
 #include "pieces.cuh"
 #include "signals.cuh"
-#include "sum.cuh"
-
-static const u32 kPartRows = 32;
-static const u32 kPartBytes = kPartRows * C::kPieceN * 2;
 
 // Whether the tile's sum is finished here. Such a tile has no destination but C, nor does anybody wait for it.
 DEVICE bool is_folded(const GemmParams& p, const RowTile& tile) {
   return p.fold.sources > 0 && tile.destination == p.fold.own;
 }
 
-// Parts of a tile of so many blocks of 64 rows for each warpgroup: [piece][warpgroup][half].
-DEVICE u32 parts_of(u32 blocks) { return blocks * C::kPiecesN * C::kGroups * 2; }
+// What a part has of a source, and of all others.
+DEVICE u32 box_bytes(const HopperParams& p) { return C::kPieceN * 2 << p.part_shift; }
+DEVICE u32 part_bytes(const HopperParams& p) { return (p.gemm.fold.sources - 1) * box_bytes(p); }
+
+// Parts of a tile of so many blocks of 64 rows for each warpgroup: [piece][warpgroup][half, if it has halves].
+DEVICE u32 parts_of(const HopperParams& p, u32 blocks) { return blocks * C::kPiecesN * C::kGroups * 64 >> p.part_shift; }
 
 // The whole warp: waits until the other sources' tiles of this block of rows are in their slots, or a wait has expired.
 DEVICE void await_slots(const GemmParams& p, const RowTile& tile, u32 entry, u32 lane) {
@@ -33,31 +33,34 @@ DEVICE void await_slots(const GemmParams& p, const RowTile& tile, u32 entry, u32
   __syncwarp();
 }
 
-// One thread: loads the slots of a tile of so many blocks of 64 rows for each warpgroup, which begins in that column.
+// One thread: loads the slots of a tile of so many blocks of 64 rows for each warpgroup, which begins in that column. Few
+// instructions for each part: it is alone, and all others wait for it.
 DEVICE void load_slots(const HopperParams& p, const RowTile& tile, u32 first_column, u32 blocks, u32 shared,
                        Ring<C::kStages>& ring) {
   const FoldParams& fold = p.gemm.fold;
-  const u32 parts = parts_of(blocks);
-  u32 part = 0;
+  const u32 first_row = tile.destination_row;
+  u32 parts = parts_of(p, blocks), of_stage = 0, to = 0;
 #pragma unroll 1
-  while (part < parts) {
-    const u32 end = min(parts, part + p.slot_parts), full = shared + Layout::kFull + 8 * ring.place;
-    u32 to = shared + Layout::kStages + ring.place * C::kStageBytes;
-    barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
-    barrier_expect(full, (end - part) * (fold.sources - 1) * kPartBytes);
+  for (u32 piece = 0; piece < blocks * C::kPiecesN; ++piece) {
 #pragma unroll 1
-    for (; part < end; ++part) {
-      const u32 half = part % 2, group = part / 2 % C::kGroups, piece = part / 2 / C::kGroups;
-      const u32 x = first_column + (C::kSplitsN ? group * C::kGroupN : 0) + piece % C::kPiecesN * C::kPieceN;
-      u32 y = tile.destination_row + (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64 + half * kPartRows;
+    for (u32 group = 0; group < C::kGroups; ++group) {
 #pragma unroll 1
-      for (u32 source = 0; source < fold.sources; ++source, y += fold.slot_rows) {
-        if (source == fold.own) continue;
-        load_box(to, &p.slots, x, y, full);
-        to += kPartBytes;
+      for (u32 row = 0; row < 64; row += 1 << p.part_shift) {
+        const u32 full = shared + Layout::kFull + 8 * ring.place;
+        if (of_stage == 0) {
+          of_stage = min(parts, p.slot_parts), parts -= of_stage;
+          to = shared + Layout::kStages + ring.place * C::kStageBytes;
+          barrier_wait(shared + Layout::kEmpty + 8 * ring.place, ring.lap ^ 1);
+          barrier_expect(full, of_stage * part_bytes(p));
+        }
+        const u32 x = first_column + (C::kSplitsN ? group * C::kGroupN : 0) + piece % C::kPiecesN * C::kPieceN;
+        const u32 y = first_row + first_row_of(piece, blocks, group) + row;
+        if (fold.own > 0) load_layers(to, &p.slots[0], x, y, full);
+        if (fold.own + 1 < fold.sources) load_layers(to + fold.own * box_bytes(p), &p.slots[1], x, y, full);
+        to += part_bytes(p);
+        if (--of_stage == 0) ring.next();
       }
     }
-    ring.next();
   }
 }
 
@@ -79,32 +82,43 @@ struct SlotStages {
   }
 };
 
-// Adds the slots to what the warp's lanes have laid out of a piece, and the bias; `column` is the piece's first one.
-DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 part, u32 piece, u32 column, u32 warp) {
+// Sums a piece in the order of the sources: its own sums, rounded as if they came from a slot, and the other ones' slots, each
+// thread where its sums are.
+DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 piece, float* d, u32 group, u32 warp) {
   const FoldParams& fold = p.gemm.fold;
+  // The same in all lanes, and known to be so: the ring's place then stays in a uniform register, also for who multiplies.
+  const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 64 + 16 * warp >> p.part_shift, 0);
   while (part >= stages.first + p.slot_parts) stages.leave();
   stages.await();
-  const u32 slots = stages.shared + Layout::kStages + stages.ring.place * C::kStageBytes +
-                    (part - stages.first) * (fold.sources - 1) * kPartBytes;
-  const u32 kChunks = C::kPieceN / 8, chunk = stages.lane % kChunks;
-  float bias[8];
-  load_bias<Result>(bias, fold.bias, column + 8 * chunk, p.gemm.n);
-  __syncwarp();  // a row's chunks were laid out by several lanes
+  const u32 box = stages.shared + Layout::kStages + stages.ring.place * C::kStageBytes +
+                  (part - stages.first) * part_bytes(p);
+  // Of the thread's pairs of columns, the first: boxes are aligned, so the places of a row's other chunks differ by some bits, and
+  // eight rows further down they are the same.
+  const u32 first_pair = box + piece_place<C::kPieceN>((16 * warp & (1 << p.part_shift) - 1) + stages.lane / 4, 0) + 4 * (stages.lane % 4);
+  const int kAll = C::kPieceN / 4, kPairs = kAll < 8 ? kAll : 8;  // at once: there are no registers for more
+#pragma unroll
+  for (int first = 0; first < kAll; first += kPairs) {
+    float* sums = d + 2 * first;
+    u32 own[kPairs], pair = first_pair;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) own[i] = Result::round_pair(sums[2 * i], sums[2 * i + 1]);
+    auto add = [&](u32 source, bool begins) {
+      u32 v[kPairs];  // all on their way before the first is added
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) v[i] = own[i];
+      if (source != fold.own) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) v[i] = load_shared_4((pair ^ (first + i) / 2 * 16) + i % 2 * 16 * C::kPieceN);
+        pair += box_bytes(p);
+      }
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        sums[2 * i] = (begins ? 0 : sums[2 * i]) + Result::widen((u16)v[i]);
+        sums[2 * i + 1] = (begins ? 0 : sums[2 * i + 1]) + Result::widen((u16)(v[i] >> 16));
+      }
+    };
+    add(0, true);
 #pragma unroll 1
-  for (u32 step = 0; step < kChunks / 2; ++step) {  // 16 rows, in as many steps for every lane
-    const u32 row = 16 * warp + step * (32 / kChunks) + stages.lane / kChunks;
-    const u32 own = piece + piece_place<C::kPieceN>(row, chunk);
-    u32 other = slots + piece_place<C::kPieceN>(row % kPartRows, chunk);
-    float sums[8] = {};
-    u32 v[4];
-#pragma unroll 2
-    for (u32 source = 0; source < fold.sources; ++source) {
-      const bool is_own = source == fold.own;
-      load_shared_16(v, is_own ? own : other);
-      other += is_own ? 0 : kPartBytes;
-      add_chunk<Result>(sums, v);
-    }
-    finish_chunk<Result>(v, sums, bias);
-    store_shared_16(own, v);
+    for (u32 source = 1; source < fold.sources; ++source) add(source, false);
   }
 }

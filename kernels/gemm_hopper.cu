@@ -73,6 +73,11 @@ DEVICE void release_stage(const HopperParams& p, u32 shared, u32 place, u32 lane
   if (in_pairs(p)) barrier_arrive_at(barrier, cluster_rank() ^ 1);
 }
 
+// The first row in the tile of a warpgroup's piece, if each has so many times 64 rows.
+DEVICE u32 first_row_of(u32 piece, u32 blocks, u32 group) {
+  return (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64;
+}
+
 #include "fold.cuh"
 
 // What a block does next: a tile, or a part of its K.
@@ -105,11 +110,6 @@ DEVICE const RowTile& row_tile_of(const HopperParams& p, u32 entry) {
 // The first column of the tile that a warpgroup multiplies.
 DEVICE u32 first_column_of(const HopperParams& p, u32 entry, u32 group) {
   return (entry & 0xffff) * tile_columns(p) + (C::kSplitsN ? group * C::kGroupN : 0);
-}
-
-// The first row in the tile of a warpgroup's piece, if each has so many times 64 rows.
-DEVICE u32 first_row_of(u32 piece, u32 blocks, u32 group) {
-  return (C::kSplitsN ? 0 : group * blocks * 64) + piece / C::kPiecesN * 64;
 }
 
 // A tile of at most half the rows takes half the time.

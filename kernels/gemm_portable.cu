@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, MIN_BLOCKS) ENTRY(cons
         scale<C::kFragmentsN>(d[0], scales_of(params), {tile.row + row, tile.row + rows, first_column + column, p.n});
       }
       if (POLICY != rs) {  // who sums the slots adds the bias, once
-        if (p.bias != 0) add_bias<Result, C::kFragmentsN>(d[0], p, first_column + column);
+        if (p.bias != 0) add_bias<Result, C::kFragmentsN>(d[0], p.bias, p.n, first_column + column);
         activate<C::kFragmentsN>(d[0], p.activation);
         if (p.activation == Activation::swiglu) {
 #pragma unroll

@@ -42,25 +42,24 @@ DEVICE void hand_over_plain(Sums& sums, u32 blocks, Giver& giver) {
   }
 }
 
-// Scales unless it is `scaled`, adds the bias, applies the activation, rounds, and hands a piece over. A ReduceScatter has
-// neither bias nor activation; if the tile is folded, the slots and the bias are added to what is rounded.
+// Scales unless it is `scaled`, folds the slots in if the tile is folded, adds the bias, applies the activation, rounds, and
+// hands a piece over. A ReduceScatter has neither activation nor a bias but that of its sum.
 DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool scaled, bool folded,
                          SlotStages& slots, Giver& giver) {
-  const u32 warp = giver.warp, lane = giver.lane, group = giver.group, column = piece % C::kPiecesN * C::kPieceN;
-  const u32 entry = entry_of(p, tile), first_column = first_column_of(p, entry, group) + column;
+  const u32 warp = giver.warp, lane = giver.lane, group = giver.group;
+  // The thread's first column.
+  auto column = [&](u32 entry) { return first_column_of(p, entry, group) + piece % C::kPiecesN * C::kPieceN + 2 * (lane % 4); };
   if (ELEMENT::kScaled && !scaled) {
-    const u32 row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
-    scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, first_column + 2 * (lane % 4), p.gemm.n});
+    const u32 entry = entry_of(p, tile), row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
+    scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, column(entry), p.gemm.n});
   }
-  if (p.gemm.bias != 0) add_bias<Result, C::kPieceN / 8>(d, p.gemm, first_column + 2 * (lane % 4));
+  if (folded) add_slots(p, slots, piece, d, group, warp);
+  const u64 bias = folded ? p.gemm.fold.bias : p.gemm.bias;
+  if (bias != 0) add_bias<Result, C::kPieceN / 8>(d, bias, p.gemm.n, column(entry_of(p, tile)));
   activate<C::kPieceN / 8>(d, p.gemm.activation);
   const u32 to = giver.await();
   if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
   else lay_out<Result, C::kPieceN>(d, to, warp, lane);
-  if (folded) {
-    const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 2 + warp / 2, 0);
-    add_slots(p, slots, part, to, first_column, warp);
-  }
   giver.give(true);
 }
 
@@ -96,5 +95,5 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
       leaving = false, piece = 0;
     }
   }
-  while (folded && slots.first < parts_of(blocks)) slots.leave();
+  while (folded && slots.first < parts_of(p, blocks)) slots.leave();
 }

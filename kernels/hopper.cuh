@@ -94,6 +94,13 @@ DEVICE void load_box(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// Of all layers of a matrix, one behind the other.
+DEVICE void load_layers(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, 0}], [%4];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
 // To the same place, and the same barrier, of both blocks of a cluster.
 DEVICE void load_box_to_both(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
   asm volatile(

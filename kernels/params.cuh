@@ -146,7 +146,8 @@ struct HopperParams {
   TensorMap a, b;       // boxes of 128 bytes of a row; of a_box_rows rows of A, b_box_rows rows of B
   TensorMap own_a;      // as a; of the rows that are elsewhere
   TensorMap c;          // boxes of PIECE_N columns (half of them for SwiGLU), 64 rows; ReduceScatter: if tiles are folded
-  TensorMap slots;      // boxes of PIECE_N columns, 32 rows, of all sources' slots, one below the other: if tiles are folded
+  TensorMap slots[2];   // of the sources before this rank and behind it, if tiles are folded: boxes of PIECE_N columns, a part's rows,
+                        //   and all of these sources
   GemmParams gemm;
   u64 destination_maps; // ReduceScatter: TensorMap* of each destination's slot, boxes as for C
   u64 partials;         // float*: the parts of split tiles
@@ -158,12 +159,13 @@ struct HopperParams {
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
   Scales scales;        // of elements that have any
-  u32 slot_parts;       // half pieces whose slots fit into a stage, if tiles are folded
+  u32 slot_parts;       // parts of a tile whose slots fit into a stage, if tiles are folded
   u32 tile_columns;     // of a tile, at most TILE_N: what is multiplied beyond them is not stored
   u32 b_box_rows;
   u16 a_boxes, b_boxes; // of a whole tile; even for what is shared
   Sharing sharing;      // what two blocks that make a cluster load together; none: there are no clusters
   u32 lets_next_begin;  // the next kernel's blocks may come while this one still computes
+  u32 part_shift;       // a part has 64 rows, as a piece, or 32: 6 or 5
 };
 
 // The sum of the slots, in rank order: out[row, col] = sum over source of slots[source][row, col], + bias[col].

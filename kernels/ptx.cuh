@@ -13,6 +13,13 @@ DEVICE u32 afresh(u32 v) {
   return v;
 }
 
+// Blocks of the launch, asked for anew each time: no register is taken in between.
+DEVICE u32 blocks_afresh() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(v));
+  return v;
+}
+
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
 // Copies 16 bytes to shared memory past the L1 cache; fills with zeros if `valid` is false.

@@ -20,7 +20,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
   const bool scatters = p.gemm.destination_count > 0;
   const bool makes_pairs = p.gemm.activation == Activation::swiglu;  // then C has half the columns
-  for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
+  for (u32 index = blockIdx.x; index < units(p); index += blocks_afresh()) {
     const u32 of_entry = entry_of(p, unit_at(p, index).tile);
     const RowTile& tile = row_tile_of(p, of_entry);  // looked up again where it is needed: registers are few
     const u32 blocks = is_half(tile.rows) ? 1 : C::kBlocksM;

@@ -1,13 +1,14 @@
 //! What Hopper's GEMM takes beyond the portable one: tensor maps, split tiles, and room for their partial sums.
 
 use crate::catalogue::KernelInfo;
-use crate::tensor_map::{MapOf, TensorMap};
+use crate::tensor_map::{Layers, MapOf, TensorMap};
 use crate::tiling;
 use crate::{DType, GemmParams, Launch, Policy, Result, Scales, Tiling};
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUdevice_attribute;
 use flux_memory::cuda::CudaDevice;
 use flux_memory::{Address, Buffer, Device, Placement};
+use std::ops::Range;
 
 /// Rows of the pieces in which finished tiles leave.
 pub(crate) const PIECE_ROWS: u32 = 64;
@@ -15,10 +16,10 @@ pub(crate) const PIECE_ROWS: u32 = 64;
 pub(crate) const PIECE_COLUMNS: [u32; 3] = [64, 32, 16];
 /// Bytes of a row of A or B in a stage, and so in a box.
 pub(crate) const STAGE_BYTES: u32 = 128;
-/// Rows of a box of a slot: half a piece.
-const PART_ROWS: u32 = PIECE_ROWS / 2;
 /// Bytes of an element of C, or of a slot: of all types' results.
 const RESULT_BYTES: u32 = 2;
+/// Warpgroups of a block that multiply.
+const WARPGROUPS: u32 = 2;
 /// Rows of a box of A; a taller tile takes two.
 const MAX_BOX_ROWS: u32 = 128;
 
@@ -30,7 +31,7 @@ pub(crate) struct HopperParams {
     b: TensorMap,
     own_a: TensorMap,
     c: TensorMap,
-    slots: TensorMap,
+    slots: [TensorMap; 2],
     gemm: GemmParams,
     destination_maps: Address,
     partials: Address,
@@ -48,8 +49,9 @@ pub(crate) struct HopperParams {
     b_boxes: u16,
     sharing: u32,
     lets_next_begin: u32,
+    part_shift: u32,
     /// The size is a multiple of the alignment.
-    padding: [u32; 2],
+    padding: u32,
 }
 
 impl HopperParams {
@@ -123,11 +125,27 @@ impl Scratch {
     }
 }
 
-/// How many half pieces' slots, of so many sources but the own one, fit into a stage of `kernel`.
+/// Bytes of so many rows of a piece's slots, of so many sources but the own one.
+fn slot_bytes(kernel: &KernelInfo, sources: u32, rows: u32) -> u32 {
+    sources.saturating_sub(1).saturating_mul(rows * kernel.piece_n * RESULT_BYTES)
+}
+
+/// Rows of a part of a tile, whose slots come into a stage together: a piece's, or half as many where a stage has no room for so
+/// many sources.
+fn part_rows(kernel: &KernelInfo, sources: u32) -> u32 {
+    let fits = slot_bytes(kernel, sources, PIECE_ROWS) <= stage_bytes(kernel);
+    if fits { PIECE_ROWS } else { PIECE_ROWS / 2 }
+}
+
+const fn stage_bytes(kernel: &KernelInfo) -> u32 {
+    (kernel.tile_m + kernel.tile_n) * STAGE_BYTES
+}
+
+/// How many parts of a tile come into a stage of `kernel` together, with the slots of so many sources: one for each warpgroup, as
+/// nothing of a stage can be added before all of it is there; fewer where there is no room, 0 if there is none at all.
 pub(crate) fn slot_parts(kernel: &KernelInfo, sources: u32) -> u32 {
-    let stage_bytes = (kernel.tile_m + kernel.tile_n) * STAGE_BYTES;
-    let part_bytes = sources.saturating_sub(1).saturating_mul(PART_ROWS * kernel.piece_n * RESULT_BYTES);
-    stage_bytes.checked_div(part_bytes).unwrap_or(0)
+    let rows = part_rows(kernel, sources);
+    stage_bytes(kernel).checked_div(slot_bytes(kernel, sources, rows)).unwrap_or(0).min(WARPGROUPS)
 }
 
 /// Encodes what a launch of `kernel` takes.
@@ -172,12 +190,18 @@ pub(crate) fn params(
     } else {
         map(dtype.result(), gemm.c, c_rows, c_columns, ld_c, PIECE_ROWS, kernel.piece_n / count(sums))?
     };
-    let slots = if folds {
-        let rows = u64::from(fold.sources) * u64::from(fold.slot_rows);
-        map(dtype.result(), fold.slots, rows, n, gemm.ldc, PART_ROWS, kernel.piece_n)?
-    } else {
-        a
+    let slots = |sources: Range<u32>| {
+        if !folds || sources.is_empty() {
+            return Ok(a);
+        }
+        let pitch = u64::from(fold.slot_rows) * gemm.ldc;
+        let before = u64::from(sources.start) * pitch * u64::from(RESULT_BYTES);
+        let address = Address(fold.slots.0 + before);
+        let (rows, box_rows) = (u64::from(fold.slot_rows), part_rows(kernel, fold.sources));
+        let one = MapOf { address, rows, columns: n, pitch: gemm.ldc, box_rows, box_columns: kernel.piece_n };
+        one.encode_layers(dtype.result(), Layers { count: sources.end - sources.start, pitch })
     };
+    let slots = [slots(0..fold.own)?, slots(fold.own + 1..fold.sources)?];
     Ok(HopperParams {
         a,
         b,
@@ -202,7 +226,8 @@ pub(crate) fn params(
         b_boxes: b_halves,
         sharing: sharing as u32,
         lets_next_begin: u32::from(lets_next_begin),
-        padding: [0; 2],
+        part_shift: part_rows(kernel, fold.sources).ilog2(),
+        padding: 0,
     })
 }
 
@@ -244,9 +269,13 @@ mod tests {
         for kernel in all.into_iter().flatten() {
             let stage_bytes = (kernel.tile_m + kernel.tile_n) * 128;
             for sources in 0..64 {
-                let parts = slot_parts(kernel, sources);
-                let bytes = parts * sources.saturating_sub(1) * PART_ROWS * kernel.piece_n * RESULT_BYTES;
+                let (parts, rows) = (slot_parts(kernel, sources), part_rows(kernel, sources));
+                let bytes = parts * sources.saturating_sub(1) * rows * kernel.piece_n * RESULT_BYTES;
                 assert!(bytes <= stage_bytes, "{} of {sources}", kernel.name);
+                // Halves of pieces only where whole ones do not fit, nor more at a time than are waited for.
+                let whole = sources.saturating_sub(1) * PIECE_ROWS * kernel.piece_n * RESULT_BYTES;
+                assert_eq!(rows == PIECE_ROWS, whole <= stage_bytes, "{} of {sources}", kernel.name);
+                assert!(parts <= WARPGROUPS, "{} of {sources}", kernel.name);
                 assert!(parts == 0 || sources > 1, "{} of {sources}", kernel.name);
             }
             assert!(slot_parts(kernel, 5) > 0, "{}", kernel.name);

@@ -27,9 +27,26 @@ pub(crate) struct MapOf {
     pub(crate) box_columns: u32,
 }
 
+/// Matrices that lie behind each other, all of which a box takes its part of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers {
+    pub(crate) count: u32,
+    /// Elements from one to the next.
+    pub(crate) pitch: u64,
+}
+
 impl MapOf {
     /// Elements outside the matrix are read as zeros and not written.
     pub(crate) fn encode(&self, dtype: DType) -> Result<TensorMap> {
+        self.encode_rank(2, dtype, Layers { count: 1, pitch: 0 })
+    }
+
+    /// The same of this matrix and those behind it.
+    pub(crate) fn encode_layers(&self, dtype: DType, layers: Layers) -> Result<TensorMap> {
+        self.encode_rank(3, dtype, layers)
+    }
+
+    fn encode_rank(&self, rank: u32, dtype: DType, layers: Layers) -> Result<TensorMap> {
         let mut map = CUtensorMap { opaque: [0; 16] };
         let bytes = dtype.bytes() as u64;
         let data_type = match dtype {
@@ -43,21 +60,21 @@ impl MapOf {
             64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         };
-        let extents = [self.columns, self.rows];
-        let pitch_bytes = [self.pitch * bytes];
-        let boxes = [self.box_columns, self.box_rows];
-        // SAFETY: rank 2: two extents, boxes and element strides, one pitch; the driver only encodes, and refuses what it
-        // cannot.
+        let extents = [self.columns, self.rows, u64::from(layers.count)];
+        let pitch_bytes = [self.pitch * bytes, layers.pitch * bytes];
+        let boxes = [self.box_columns, self.box_rows, layers.count];
+        // SAFETY: of rank 3 at most: three extents, boxes and element strides, two pitches; the driver only encodes, and refuses
+        // what it cannot.
         check("cuTensorMapEncodeTiled", unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
                 data_type,
-                2,
+                rank,
                 self.address.0 as *mut std::ffi::c_void,
                 extents.as_ptr(),
                 pitch_bytes.as_ptr(),
                 boxes.as_ptr(),
-                [1, 1].as_ptr(),
+                [1, 1, 1].as_ptr(),
                 CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
                 CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
