@@ -1,5 +1,6 @@
 //! How long the driver takes to load each kernel: compiling it the first time, and from its cache afterwards. Compiling is
-//! cached by the user's driver for all processes, so this runs itself twice with a cache of its own.
+//! cached by the user's driver for all processes, so this runs itself with caches of its own: twice with an empty one, of which the
+//! faster counts, for whatever else the machine does only makes it slower, and once more with a full one.
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use cudarc::driver::sys;
@@ -58,10 +59,12 @@ fn kernels_load_in_time() {
     if std::env::var_os(IN_CHILD).is_some() {
         return load_all();
     }
-    let cache = std::env::temp_dir().join(format!("flux-load-{}", std::process::id()));
-    std::fs::create_dir_all(&cache).unwrap();
-    let (cold, cached) = (times(&cache), times(&cache));
-    std::fs::remove_dir_all(&cache).unwrap();
+    let [cache, other] = ["", "-other"]
+        .map(|name| std::env::temp_dir().join(format!("flux-load-{}{name}", std::process::id())));
+    [&cache, &other].into_iter().for_each(|cache| std::fs::create_dir_all(cache).unwrap());
+    let (mut cold, again, cached) = (times(&cache), times(&other), times(&cache));
+    [cache, other].into_iter().for_each(|cache| std::fs::remove_dir_all(cache).unwrap());
+    cold.iter_mut().for_each(|(name, us)| *us = (*us).min(again[name]));
     assert!(!cold.is_empty() && cold.len() == cached.len());
     println!("kernel                                cold ms  cached ms");
     for (name, us) in &cold {

@@ -198,7 +198,8 @@ impl HostModel {
                 work.meetings += 1.0;
             } else {
                 work.copied_bytes += bytes * pairs;
-                work.meetings += 2.0;
+                // Where ranks have cores to themselves, nobody computes while copies are begun behind a GEMM.
+                work.meetings += if self.has_cores_for(layer) { 3.0 } else { 2.0 };
             }
         } else {
             self.gemms(work, layer, shards, plan.path);
