@@ -57,8 +57,8 @@ DEVICE void scale(float* d, const Scales& scales, const Corner& at) {
 
 // Adds the bias of `n` columns to `kBlocks` blocks of them; `column` is the thread's first one.
 template <typename Element, int kBlocks>
-DEVICE void add_bias(float* d, u64 of_columns, u32 n, u32 column) {
-  const u16* bias = (const u16*)of_columns + column;
+DEVICE void add_bias(float* d, u64 address, u32 n, u32 column) {
+  const u16* bias = (const u16*)address + column;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     const u32 first = column + 8 * block;

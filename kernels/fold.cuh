@@ -2,14 +2,15 @@
 // own partial sums never leave the SM. The other sources' slots come through the ring of stages, behind the tile's blocks of
 // K, as if they were more of these: the loader alone waits for their signals, and loads ahead of who adds them.
 //
-// A stage holds, of some parts of the tile, all other sources' boxes. A part is a piece, or half of one where a stage has no room
-// for so many sources. A box is swizzled as a piece is, so what belongs together lies at the same place in both.
+// A stage holds, of a part of the tile, or of one for each warpgroup, all other sources' boxes. A part is a piece, or half of one
+// where a stage has no room for so many sources. A box is swizzled as a piece is (piece_place).
 //
 // Of gemm_hopper.cu, behind its Result, Config and Layout.
 #pragma once
 
 #include "pieces.cuh"
 #include "signals.cuh"
+#include "sum.cuh"
 
 // Whether the tile's sum is finished here. Such a tile has no destination but C, nor does anybody wait for it.
 DEVICE bool is_folded(const GemmParams& p, const RowTile& tile) {
@@ -86,36 +87,36 @@ struct SlotStages {
 // thread where its sums are.
 DEVICE void add_slots(const HopperParams& p, SlotStages& stages, u32 piece, float* d, u32 group, u32 warp) {
   const FoldParams& fold = p.gemm.fold;
-  // The same in all lanes, and known to be so: the ring's place then stays in a uniform register, also for who multiplies.
+  // The same in all lanes, and known to be so: else the compiler would keep the ring's place for each lane, and the loop that
+  // multiplies would have to agree on it for each stage.
   const u32 part = __shfl_sync(~0u, (piece * C::kGroups + group) * 64 + 16 * warp >> p.part_shift, 0);
   while (part >= stages.first + p.slot_parts) stages.leave();
   stages.await();
   const u32 box = stages.shared + Layout::kStages + stages.ring.place * C::kStageBytes +
                   (part - stages.first) * part_bytes(p);
-  // Of the thread's pairs of columns, the first: boxes are aligned, so the places of a row's other chunks differ by some bits, and
-  // eight rows further down they are the same.
-  const u32 first_pair = box + piece_place<C::kPieceN>((16 * warp & (1 << p.part_shift) - 1) + stages.lane / 4, 0) + 4 * (stages.lane % 4);
-  const int kAll = C::kPieceN / 4, kPairs = kAll < 8 ? kAll : 8;  // at once: there are no registers for more
+  // Where the thread's first pair of columns is. Boxes are aligned to the swizzle: the places of a row's other chunks differ by some
+  // bits, and eight rows further down they are the same.
+  static_assert(32 * C::kPieceN * 2 % 1024 == 0, "half a piece begins where the swizzle does");
+  const u32 row = (16 * warp & (1 << p.part_shift) - 1) + stages.lane / 4;
+  const u32 first_place = box + piece_place<C::kPieceN>(row, 0) + 4 * (stages.lane % 4);
+  const int kPairs = C::kPieceN / 4, kAtOnce = kPairs < 8 ? kPairs : 8;  // there are no registers for more
 #pragma unroll
-  for (int first = 0; first < kAll; first += kPairs) {
+  for (int first = 0; first < kPairs; first += kAtOnce) {
     float* sums = d + 2 * first;
-    u32 own[kPairs], pair = first_pair;
+    u32 own[kAtOnce], place = first_place;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) own[i] = Result::round_pair(sums[2 * i], sums[2 * i + 1]);
-    auto add = [&](u32 source, bool begins) {
-      u32 v[kPairs];  // all on their way before the first is added
+    for (int i = 0; i < kAtOnce; ++i) own[i] = Result::round_pair(sums[2 * i], sums[2 * i + 1]);
+    auto add = [&](u32 source, bool is_first) {
+      u32 v[kAtOnce];  // all on their way before the first is added
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) v[i] = own[i];
+      for (int i = 0; i < kAtOnce; ++i) v[i] = own[i];
       if (source != fold.own) {
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) v[i] = load_shared_4((pair ^ (first + i) / 2 * 16) + i % 2 * 16 * C::kPieceN);
-        pair += box_bytes(p);
+        for (int i = 0; i < kAtOnce; ++i) v[i] = load_shared_4((place ^ (first + i) / 2 * 16) + i % 2 * 16 * C::kPieceN);
+        place += box_bytes(p);
       }
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        sums[2 * i] = (begins ? 0 : sums[2 * i]) + Result::widen((u16)v[i]);
-        sums[2 * i + 1] = (begins ? 0 : sums[2 * i + 1]) + Result::widen((u16)(v[i] >> 16));
-      }
+      for (int i = 0; i < kAtOnce; ++i) add_pair<Result>(sums + 2 * i, v[i], is_first);
     };
     add(0, true);
 #pragma unroll 1

@@ -159,7 +159,7 @@ struct HopperParams {
   u16 is_row;           // one row tile, which begins at row 0 and has no gate before its loads, in the order of its columns:
                         //   neither order nor row tile need be looked up
   Scales scales;        // of elements that have any
-  u32 slot_parts;       // parts of a tile whose slots fit into a stage, if tiles are folded
+  u32 slot_parts;       // parts of a tile whose slots come into a stage together, if tiles are folded
   u32 tile_columns;     // of a tile, at most TILE_N: what is multiplied beyond them is not stored
   u32 b_box_rows;
   u16 a_boxes, b_boxes; // of a whole tile; even for what is shared

@@ -1,15 +1,20 @@
-// One step of a ReduceScatter's sum, for 8 columns of a row: wherever it is computed, the bits are the same.
+// One step of a ReduceScatter's sum: wherever it is computed, the bits are the same.
 #pragma once
 
 #include "element.cuh"
 
+// A source's pair of columns. The first one is added to +0: a sum of nothing but -0 is +0.
+template <typename Element>
+DEVICE void add_pair(float* sums, u32 pair, bool is_first = false) {
+  sums[0] = (is_first ? 0 : sums[0]) + Element::widen((u16)pair);
+  sums[1] = (is_first ? 0 : sums[1]) + Element::widen((u16)(pair >> 16));
+}
+
+// 8 columns.
 template <typename Element>
 DEVICE void add_chunk(float (&sums)[8], const u32 (&v)[4]) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    sums[2 * j] += Element::widen((u16)v[j]);
-    sums[2 * j + 1] += Element::widen((u16)(v[j] >> 16));
-  }
+  for (int j = 0; j < 4; ++j) add_pair<Element>(sums + 2 * j, v[j]);
 }
 
 // The bias comes last, and what comes of it is rounded once.

@@ -68,6 +68,23 @@ fn check_dtype<E: Element>(case: Case, can_fold: bool, group: &Group) {
     }
 }
 
+/// Checks that sums of nothing but −0, which partial sums too small for f16 are rounded to, are +0 wherever they are computed.
+pub fn check_of_negative_zeros(world_size: usize, group: &dyn Fn(usize) -> Group) {
+    let group = group(world_size);
+    let (m, n, k) = (300, 520, 64 * world_size);
+    // Each rank's sum is −64 · 2⁻²⁰ · 2⁻¹⁴; half of the smallest f16 is 2⁻²⁵.
+    let [small, negative] = [0x0010, 0x8400].map(f16::from_bits);
+    let (a, b) = (vec![small; m * k], vec![negative; n * k]);
+    for summation in [Summation::Separate, Summation::Folded] {
+        let mut spec = OpSpec::new(n, k, m, f16::DTYPE);
+        (spec.path, spec.summation) = (PathPreference::Fused, summation);
+        let op = GemmRs::new(&group, spec).unwrap();
+        let outcome = run::any(&group, &op, m, (&a[..], &b[..], None)).unwrap();
+        assert_eq!(outcome.choice.summation, Some(summation));
+        assert!(outcome.c.iter().all(|c| c.to_bits() == 0), "{world_size} ranks, {summation}");
+    }
+}
+
 /// Two calls, with one of fewer rows in between.
 fn calls<E: Element, Op: Buffers>(
     group: &Group,

@@ -28,6 +28,11 @@ fn folded_sums_have_the_bits_of_separate_ones() {
     }
 }
 
+#[test]
+fn sums_of_negative_zeros_are_zero() {
+    (2..=8).for_each(|world_size| sums::check_of_negative_zeros(world_size, &group));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
     #[test]

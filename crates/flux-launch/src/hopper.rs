@@ -268,11 +268,12 @@ mod tests {
         });
         for kernel in all.into_iter().flatten() {
             let stage_bytes = (kernel.tile_m + kernel.tile_n) * 128;
+            assert_eq!(kernel.threads, 128 * (1 + WARPGROUPS), "{}", kernel.name);
             for sources in 0..64 {
                 let (parts, rows) = (slot_parts(kernel, sources), part_rows(kernel, sources));
                 let bytes = parts * sources.saturating_sub(1) * rows * kernel.piece_n * RESULT_BYTES;
                 assert!(bytes <= stage_bytes, "{} of {sources}", kernel.name);
-                // Halves of pieces only where whole ones do not fit, nor more at a time than are waited for.
+                // Halves of pieces only where whole ones do not fit, and one part for each warpgroup at most.
                 let whole = sources.saturating_sub(1) * PIECE_ROWS * kernel.piece_n * RESULT_BYTES;
                 assert_eq!(rows == PIECE_ROWS, whole <= stage_bytes, "{} of {sources}", kernel.name);
                 assert!(parts <= WARPGROUPS, "{} of {sources}", kernel.name);

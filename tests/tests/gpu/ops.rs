@@ -141,6 +141,13 @@ fn folded_sums_of_eight_have_the_bits_of_separate_ones() {
     folded_sums_have_the_bits_of_separate_ones(8);
 }
 
+#[test]
+fn sums_of_negative_zeros_are_zero() {
+    for world_size in [2, 3, 8] {
+        sums::check_of_negative_zeros(world_size, &group_in(Placement::Device));
+    }
+}
+
 /// The portable kernel cannot fold: rows of A and B that do not begin at multiples of 16 bytes.
 #[test]
 fn sums_that_cannot_be_folded_are_separate() {

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 /// So many calls make a sample at most: a stream's queue does not hold many more.
 const MOST_CALLS: f64 = 200.0;
-/// A sample lasts at least so long.
+/// A sample of the fastest lasts about so long.
 const SAMPLE: Duration = Duration::from_millis(3);
+/// One of a slower one no longer than this: what it takes to begin and to end is nothing beside it.
+const LONGEST_SAMPLE: Duration = Duration::from_millis(100);
 /// So many contenders exist at once at most: each has memory for all that its calls exchange.
 const AT_ONCE: usize = 8;
 /// What is uploaded at a time.
@@ -89,6 +91,7 @@ pub(super) fn measure(
     let mut first = contender(first)?;
     let operands = Operands::place(group, &*first.op, m)?;
     let mut timings = Vec::with_capacity(plans.len());
+    let mut most_calls = None;
     loop {
         let mut contenders = vec![first];
         for plan in &others[timings.len().saturating_sub(1)..] {
@@ -107,14 +110,16 @@ pub(super) fn measure(
         }
         // As many calls of each: the first of a sample starts what had come to rest, the last is waited for, and who has fewer pays
         // more of that for each call.
-        let calls = contenders
-            .iter()
-            .try_fold(1, |most, contender| Ok::<_, crate::Error>(operands.calls(contender)?.max(most)))?;
+        let us: Vec<_> =
+            contenders.iter().map(|contender| operands.call_us(contender)).collect::<Result<_>>()?;
+        let most = *most_calls
+            .get_or_insert_with(|| calls_of(us.iter().copied().fold(f64::INFINITY, f64::min), SAMPLE));
+        let calls: Vec<_> = us.iter().map(|&us| calls_of(us, LONGEST_SAMPLE).min(most)).collect();
         for sample in 0..samples {
             // Each begins in turn, so that what comes first is not always the same.
             let count = contenders.len();
             for index in (0..count).map(|index| (index + sample) % count) {
-                let us = operands.time(&contenders[index], calls)?;
+                let us = operands.time(&contenders[index], calls[index])?;
                 contenders[index].times_us.push(us);
                 sampled();
             }
@@ -130,6 +135,14 @@ pub(super) fn measure(
             return Ok(timings);
         }
     }
+}
+
+/// How many calls that take so long make such a sample.
+fn calls_of(us: f64, sample: Duration) -> usize {
+    let calls = (sample.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(2.0, MOST_CALLS);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
+    let calls = calls as usize;
+    calls
 }
 
 /// How many samples are taken of so many plans, if there is memory for them.
@@ -205,13 +218,10 @@ impl<'g> Operands<'g> {
         Ok(this)
     }
 
-    /// How many calls make a sample; plans and loads them first.
-    fn calls(&self, contender: &Contender) -> Result<usize> {
+    /// About how long a call takes, in µs, after one that plans and loads.
+    fn call_us(&self, contender: &Contender) -> Result<f64> {
         self.time(contender, 1)?;
-        let us = self.time(contender, 2)?;
-        let calls = (SAMPLE.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(2.0, MOST_CALLS);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
-        Ok(calls as usize)
+        self.time(contender, 2)
     }
 
     /// The time of one of so many of a contender's calls in a row, on the slowest rank, in µs.
