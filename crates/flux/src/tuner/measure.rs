@@ -138,7 +138,7 @@ pub(super) fn measure(
 }
 
 /// How many calls that take so long make such a sample.
-fn calls_of(us: f64, sample: Duration) -> usize {
+pub(super) fn calls_of(us: f64, sample: Duration) -> usize {
     let calls = (sample.as_secs_f64() * 1e6 / us.max(0.1)).ceil().clamp(2.0, MOST_CALLS);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // clamped
     let calls = calls as usize;

@@ -5,6 +5,7 @@ use crate::{BackendChoice, DType, GroupConfig};
 use proptest::prelude::*;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Barrier;
+use std::time::Duration;
 
 fn on_host(world_size: usize, tuning: Option<PathBuf>) -> Group {
     let config = GroupConfig { backend: BackendChoice::Host, tuning, ..GroupConfig::default() };
@@ -304,4 +305,21 @@ fn a_pipe_is_no_cache() {
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
     assert_eq!(Cache::read(&pipe), Cache::default());
     assert!(Cache::write(&pipe, &[some_entry(64)]).unwrap_err().to_string().contains("not a file"));
+}
+
+/// Whatever a call takes, some calls make a sample, and no more than a stream holds.
+#[test]
+fn samples_have_some_calls_and_not_too_many() {
+    for (us, calls) in [
+        (0.0, 200),
+        (14.0, 200),
+        (100.0, 30),
+        (101.0, 30),
+        (2999.0, 2),
+        (1e9, 2),
+        (f64::INFINITY, 2),
+        (f64::NAN, 200), // as one that takes no time
+    ] {
+        assert_eq!(measure::calls_of(us, Duration::from_millis(3)), calls, "{us} us");
+    }
 }
