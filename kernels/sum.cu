@@ -10,6 +10,31 @@ static const int kThreads = 256;
 static const int kChunks = TILE_N / 8;  // of 16 bytes, in a row of a tile
 static_assert(kThreads % kChunks == 0, "threads go over rows in step");
 
+// A source's 8 columns.
+template <typename Element>
+DEVICE void add_chunk(float (&sums)[8], const u32 (&v)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) add_pair<Element>(sums + 2 * j, v[j]);
+}
+
+// The bias comes last, and what comes of it is rounded once.
+template <typename Element>
+DEVICE void finish_chunk(u32 (&v)[4], const float (&sums)[8], const float (&bias)[8]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    v[j] = Element::round_pair(sums[2 * j] + bias[2 * j], sums[2 * j + 1] + bias[2 * j + 1]);
+  }
+}
+
+// The bias of 8 columns from `column` on, of `n`; zeros if there is none.
+template <typename Element>
+DEVICE void load_bias(float (&to)[8], u64 bias, u32 column, u32 n) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    to[j] = Element::widen(load_global_2_or_0((const u16*)bias + column + j, bias != 0 && column + j < n));
+  }
+}
+
 DEVICE void load_chunk(u32 (&v)[4], const u16* from, bool aligned, u32 columns) {
   if (aligned) {
     load_global_16(v, from);
