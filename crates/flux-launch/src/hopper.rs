@@ -194,9 +194,9 @@ pub(crate) fn params(
         if !folds || sources.is_empty() {
             return Ok(a);
         }
-        let pitch = u64::from(fold.slot_rows) * gemm.ldc;
-        let before = u64::from(sources.start) * pitch * u64::from(RESULT_BYTES);
-        let address = Address(fold.slots.0 + before);
+        let pitch = u64::from(fold.slot_rows).saturating_mul(gemm.ldc);
+        let before = (u64::from(sources.start) * u64::from(RESULT_BYTES)).saturating_mul(pitch);
+        let address = fold.slots.add(usize::try_from(before).unwrap_or(usize::MAX));
         let (rows, box_rows) = (u64::from(fold.slot_rows), part_rows(kernel, fold.sources));
         let one = MapOf { address, rows, columns: n, pitch: gemm.ldc, box_rows, box_columns: kernel.piece_n };
         one.encode_layers(dtype.result(), Layers { count: sources.end - sources.start, pitch })

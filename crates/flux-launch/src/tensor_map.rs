@@ -61,7 +61,7 @@ impl MapOf {
             _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let extents = [self.columns, self.rows, u64::from(layers.count)];
-        let pitch_bytes = [self.pitch * bytes, layers.pitch * bytes];
+        let pitch_bytes = [self.pitch, layers.pitch].map(|pitch| pitch.saturating_mul(bytes)); // what is too large is refused
         let boxes = [self.box_columns, self.box_rows, layers.count];
         // SAFETY: of rank 3 at most: three extents, boxes and element strides, two pitches; the driver only encodes, and refuses
         // what it cannot.
