@@ -42,8 +42,6 @@ struct Config {
   // Whether a tile's first block of K is multiplied by code of its own: the loop is then shorter by a few instructions. With
   // many sums they are nothing beside a multiplication, each copy of which takes the driver long to compile.
   static const bool kPeels = kBlocksM * kSums <= 96;
-  // Whether tiles that need only be rounded leave by code of their own, which moves no sums.
-  static const bool kHasPlain = !ELEMENT::kScaled;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
   static const int kFewRegisters = kBlocksM * kSums > 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
@@ -239,9 +237,9 @@ DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, bool keep) {
   wgmma_commit();
 }
 
-// Multiplies a unit's blocks of K, for so many times 64 rows of each warpgroup.
-DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blocks, u32 shared, Ring<C::kStages>& ring,
-                     u32 group, u32 lane) {
+// Multiplies a unit's blocks of K, for so many times 64 rows of each warpgroup. The last one runs on: returns its stage's place.
+DEVICE u32 multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blocks, u32 shared, Ring<C::kStages>& ring,
+                    u32 group, u32 lane) {
   const u32 stages = shared + Layout::kStages;
   const u32 first_a = (stages + (C::kSplitsN ? 0 : group * blocks * 64 * 128)) / 16;
   const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
@@ -272,10 +270,15 @@ DEVICE void multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 bl
     previous = ring.place;
     ring.next();
   }
+  return previous;
+}
+
+// Waits until what `multiply` began has been multiplied.
+DEVICE void end_multiply(const HopperParams& p, Sums& sums, u32 shared, u32 place, u32 lane) {
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < C::kBlocksM; ++i) pin(sums[i]);
-  release_stage(p, shared, previous, lane);
+  release_stage(p, shared, place, lane);
 }
 
 #include "hand_over.cuh"
@@ -293,10 +296,16 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
     barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
 #endif
     if (thread == 0) trace(p, index, kTraceFirstStage + group);
-    multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
+    const u32 last = multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
+    // What becomes of the tile is looked up meanwhile.
+    const Unit of_sums = unit_at(p, afresh(index));
+    const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, of_sums.tile)));
+    const bool plain = is_plain(p, of_sums, folded);
+    end_multiply(p, sums, shared, last, thread % 32);
     if (thread == 0) trace(p, index, kTraceMultiplied + group);
     Giver giver{pieces, shared, group, thread / 32, thread % 32};
-    hand_over(p, unit_at(p, afresh(index)), sums, blocks, stages, giver);
+    if (plain) hand_over_plain(p, sums, blocks, giver);
+    else hand_over(p, of_sums, sums, blocks, folded, stages, giver);
     if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
 }

@@ -27,17 +27,19 @@ struct Giver {
   }
 };
 
-// Whether a tile's sums need only be rounded, and there is code for that.
+// Whether a tile's sums need only be rounded, or multiplied by one scale before.
 DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
-  return C::kHasPlain && unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
+  const bool is_scaled_alike = !ELEMENT::kScaled || is_one_scale(p.scales);
+  return unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none && is_scaled_alike;
 }
 
 // Hands a plain tile over. This, the way of most, is compiled for each piece: no sums are moved.
-DEVICE void hand_over_plain(Sums& sums, u32 blocks, Giver& giver) {
+DEVICE void hand_over_plain(const HopperParams& p, const Sums& sums, u32 blocks, Giver& giver) {
+  const float scale = ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
     if (piece == C::kPiecesN && blocks == 1) break;
-    lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, giver.await(), giver.warp, giver.lane);
+    lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, scale, giver.await(), giver.warp, giver.lane);
     giver.give(true);
   }
 }
@@ -59,15 +61,13 @@ DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u
   activate<C::kPieceN / 8>(d, p.gemm.activation);
   const u32 to = giver.await();
   if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
-  else lay_out<Result, C::kPieceN>(d, to, warp, lane);
+  else lay_out<Result, C::kPieceN>(d, 1.0f, to, warp, lane);
   giver.give(true);
 }
 
-// Hands a tile over, or this block's part of one.
-DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Ring<C::kStages>& stages,
+// Hands any other tile over, or this block's part of one.
+DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, bool folded, Ring<C::kStages>& stages,
                       Giver& giver) {
-  const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, unit.tile)));
-  if (is_plain(p, unit, folded)) return hand_over_plain(sums, blocks, giver);
   SlotStages slots{p, stages, giver.shared, giver.lane};
   const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
   // One scale for all is applied as sums are brought forward: that is nothing more to do.

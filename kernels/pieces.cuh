@@ -11,15 +11,15 @@ DEVICE u32 piece_place(u32 row, u32 chunk) {
   return row * kColumns * 2 + ((chunk ^ turn) << 4);
 }
 
-// Rounds a piece and lays it out: 16 rows of each warp.
+// Rounds a piece, times `scale`, and lays it out: 16 rows of each warp.
 template <typename Element, int kColumns>
-DEVICE void lay_out(const float* sums, u32 to, u32 warp, u32 lane) {
+DEVICE void lay_out(const float* sums, float scale, u32 to, u32 warp, u32 lane) {
   const u32 row = 16 * warp + (lane & 15);
 #pragma unroll
   for (int j = 0; j < kColumns / 16; ++j) {
     const float* d = sums + 8 * j;
-    const u32 r[4] = {Element::round_pair(d[0], d[1]), Element::round_pair(d[2], d[3]),
-                      Element::round_pair(d[4], d[5]), Element::round_pair(d[6], d[7])};
+    const u32 r[4] = {Element::round_pair(d[0] * scale, d[1] * scale), Element::round_pair(d[2] * scale, d[3] * scale),
+                      Element::round_pair(d[4] * scale, d[5] * scale), Element::round_pair(d[6] * scale, d[7] * scale)};
     store_matrices(to + piece_place<kColumns>(row, 2 * j + (lane >> 4)), r);
   }
 }

@@ -15,7 +15,8 @@ DEVICE u32 end_of(const HopperParams& p, u32 entry) {
 
 // Carries a warpgroup's pieces away: to C, or to this rank's slots at the tile's destinations. Folded tiles go to C.
 DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
-  const int kLag = C::kBuffers - 1;  // a piece's buffer is free when so many more are on their way
+  // A piece's buffer is free when so many more are on their way: one fewer than there are buffers, and who multiplies finds one free.
+  const int kLag = C::kBuffers > 2 ? C::kBuffers - 2 : C::kBuffers - 1;
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
   const bool scatters = p.gemm.destination_count > 0;
@@ -63,8 +64,9 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
         store_box_commit();  // groups are counted, empty ones too
         if ((int)issued >= kLag) {
           store_box_wait_read<kLag>();
-          // The buffer of the piece that came kLag before is the next one's.
-          barrier_arrive(shared + Layout::kFree + 8 * (group * C::kBuffers + ring.place));
+          // The buffer of the piece that came kLag before.
+          const u32 place = (ring.place + C::kBuffers - 1 - kLag) % C::kBuffers;
+          barrier_arrive(shared + Layout::kFree + 8 * (group * C::kBuffers + place));
         }
       }
     }

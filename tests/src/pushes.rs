@@ -15,7 +15,7 @@ use std::time::Duration;
 /// shards of many steps of a block, and chunks that are finer at one end. One operation makes calls of several sizes.
 pub fn check(world_size: usize, group: &dyn Fn(usize) -> Group) {
     let group = group(world_size);
-    let finer = Taper { end: End::Last, finer: [3, 2, 1], grain: 8 };
+    let finer = Taper::towards(End::Last, [3, 2, 1], 8);
     for (n, k, max_m, chunk_rows, taper) in [
         (24, 8, 41, Some(1), None),
         (16, 72, 333, Some(10), None),

@@ -115,7 +115,7 @@ fn exact(values: &[f64]) -> bool {
 /// push kernel can take, ones that it cannot, and chunks that are finer at one end.
 pub fn check_pushes(world_size: usize, group: &dyn Fn(usize) -> Group) {
     let group = &group(world_size);
-    let finer = Taper { end: End::Last, finer: [3, 2, 1], grain: 8 };
+    let finer = Taper::towards(End::Last, [3, 2, 1], 8);
     for (n, k, max_m, chunk_rows, taper) in [
         (24, 16, 41, Some(1), None),
         (16, 80, 333, Some(10), None),

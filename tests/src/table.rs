@@ -92,7 +92,7 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                 (spec.path, spec.direction, spec.chunk_rows) = (path, Some(direction), chunk_rows);
                 // Whole shards, but for those at one end.
                 let end = if direction == Direction::Push { End::Last } else { End::First };
-                spec.taper = chunk_rows.is_none().then_some(Taper { end, finer: [3, 2, 1], grain: 24 });
+                spec.taper = chunk_rows.is_none().then_some(Taper::towards(end, [3, 2, 1], 24));
                 (spec.delivery, spec.summation) = (delivery, summation);
                 let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                 let scattered = GemmRs::new(&group, spec.clone()).unwrap();

@@ -140,14 +140,18 @@ impl Launcher {
         }
     }
 
-    /// How fast `problem` is expected to go; none if nothing is known, or there is nothing to do.
-    pub fn pace(&self, dtype: DType, problem: &Problem) -> Result<Option<Pace>> {
-        let Kind::Cuda { kernels, .. } = &self.0 else { return Ok(None) };
-        let known =
-            |&(_, cycles): &(Tiling, f64)| cycles.is_finite() && problem.shards.total() * problem.n > 0;
+    /// How fast `problem` is expected to go, cut into each tile that [`Launcher::tiling`] chooses between, the fastest first; none if
+    /// nothing is known, or there is nothing to do. Where the fastest splits no tiles, none of these does.
+    pub fn paces(&self, dtype: DType, problem: &Problem) -> Result<Vec<Pace>> {
+        let Kind::Cuda { kernels, .. } = &self.0 else { return Ok(Vec::new()) };
         let ways = kernels.tilings(dtype, problem)?;
-        let fastest = ways.first().filter(|way| known(way));
-        Ok(fastest.map(|(tiling, cycles)| Pace::new(problem, tiling, *cycles, kernels.blocks() as usize)))
+        let splits = ways.first().is_some_and(|(fastest, _)| fastest.parts > 1);
+        let known = |(tiling, cycles): &(Tiling, f64)| {
+            cycles.is_finite() && problem.shards.total() * problem.n > 0 && (splits || tiling.parts == 1)
+        };
+        let pace =
+            |(tiling, cycles): (Tiling, f64)| Pace::new(problem, &tiling, cycles, kernels.blocks() as usize);
+        Ok(ways.into_iter().filter(known).map(pace).collect())
     }
 
     /// Whether a GEMM that is cut so can fold the sum of so many sources' slots into its epilogue ([`crate::FoldParams`]).

@@ -66,8 +66,8 @@ pub struct Pace {
     pub tile_us: f64,
 }
 
-/// The model's cycles pass at this rate, in MHz (measured on an H200 at full load: 8192 × 12736 × 8192 took 2,180 µs).
-const CYCLES_PER_US: f64 = 1750.0;
+/// The model's cycles pass at this rate, in MHz (eleven large GEMMs on four H200s at full load took 0.967 to 1.007 of what it says).
+const CYCLES_PER_US: f64 = 1780.0;
 
 impl Pace {
     /// The pace of `problem` cut into `tiling`, which is expected to take `cycles`.
@@ -177,6 +177,7 @@ impl Candidate {
         let columns = self.columns;
         let multiply = rows * self.kernel_columns * STAGE_BYTES / MULTIPLY_BYTES;
         let power = 1.0 + POWER_PER_LOAD * (rows + columns) as f64 / (rows * columns) as f64;
+        let power = power * if self.kernel_columns <= 128 { NARROW } else { 1.0 };
         let asked = match self.sharing {
             Sharing::None => rows + columns,
             Sharing::A => rows / 2 + columns,
@@ -244,6 +245,9 @@ const PARTIAL_BYTES: u64 = 32;
 /// The chip's power limits its clock, and loads take power: a tile's time grows by this much for each row and column that
 /// it loads, over the product (fitted to five tile shapes at 8192³).
 const POWER_PER_LOAD: f64 = 6.0;
+/// What a tile of 128 columns takes more power than that: a multiplication reads a fifth more of shared memory for each product than
+/// one of 256 columns (256 × 128 took 1.005 to 1.009 times 128 × 256 in four shapes, and 1.02 times 256 × 192 where both waves are full).
+const NARROW: f64 = 1.01;
 /// Parts that a tile may be split into.
 const MAX_PARTS: u64 = 16;
 

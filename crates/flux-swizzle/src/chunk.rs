@@ -121,7 +121,7 @@ impl Chunks {
         }
         let each = self.whole_chunks();
         let place = (step - 1).saturating_mul(each).saturating_add(whole);
-        self.taper.pieces(place, (world_size - 1).saturating_mul(each))
+        self.taper.pieces_at(place, (world_size - 1).saturating_mul(each))
     }
 
     /// The chunks of a shard, and whether each is a piece of a larger one.
@@ -168,27 +168,28 @@ mod tests {
     #[test]
     fn the_chunks_that_arrive_last_are_finer() {
         let shards = Shards::new(400, 4).unwrap();
-        let taper = Taper { end: End::Last, finer: [2, 1, 0], grain: 10 };
+        let taper = Taper::towards(End::Last, [2, 1, 0], 10);
         let chunks = Chunks::new(shards, 100).unwrap().tapered(taper, 1);
         // Shards 2, 3 and 0 arrive at rank 1, in this order.
         assert_eq!([2, 3, 0, 1].map(|shard| chunks.count(shard)), [1, 2, 4, 1]);
         assert_eq!((chunks.rows(3, 0), chunks.rows(3, 1)), (300..350, 350..400));
         assert_eq!((chunks.rows(0, 1), chunks.rows(0, 3), chunks.rows(0, 4)), (30..60, 90..100, 100..100));
         assert_eq!([2, 3].map(|shard| chunks.is_piece(shard, 0)), [false, true]);
-        let first = chunks.tapered(Taper { end: End::First, finer: [1, 0, 0], ..taper }, 3);
+        let first = chunks.tapered(Taper::towards(End::First, [1, 0, 0], 10), 3);
         assert_eq!([0, 1, 2, 3].map(|shard| first.count(shard)), [2, 1, 1, 1]);
+        // Or any, here the first and the third.
+        let mut some = Taper { grain: 10, ..Taper::NONE };
+        (some.pieces[0], some.pieces[2]) = (2, 4);
+        assert_eq!([2, 3, 0, 1].map(|shard| chunks.tapered(some, 1).count(shard)), [4, 1, 2, 1]);
         // Of several chunks of a shard, the last ones are cut.
-        let several = Chunks::new(shards, 40).unwrap().tapered(Taper { finer: [1, 0, 0], ..taper }, 0);
+        let several = Chunks::new(shards, 40).unwrap().tapered(Taper::towards(End::Last, [1, 0, 0], 10), 0);
         assert_eq!([1, 2, 3].map(|shard| several.count(shard)), [3, 3, 4]);
         assert_eq!((several.rows(3, 2), several.is_piece(3, 2)), (380..390, true));
     }
 
     fn tapers() -> impl Strategy<Value = Taper> {
-        let finer = (0usize..40, 0usize..20, 0usize..10).prop_map(|(two, four, eight)| [two, four, eight]);
-        (any::<bool>(), finer, 0usize..50).prop_map(|(first, finer, grain)| Taper {
-            end: if first { End::First } else { End::Last },
-            finer,
-            grain,
+        (any::<bool>(), proptest::array::uniform16(0u8..12), 0usize..50).prop_map(|(first, pieces, grain)| {
+            Taper { end: if first { End::First } else { End::Last }, pieces, grain }
         })
     }
 

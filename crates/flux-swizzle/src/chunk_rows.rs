@@ -82,7 +82,7 @@ mod tests {
             world_size in 1_usize..9, two in 0_usize..9, grain in 0_usize..50,
         ) {
             let chunk_rows = ChunkRows::up_to(by_rows);
-            let taper = Taper { end: End::Last, finer: [two, two / 2, 0], grain };
+            let taper = Taper::towards(End::Last, [two, two / 2, 0], grain);
             let largest = chunk_rows.numbered(most, world_size, taper).unwrap();
             for rank in 0..world_size {
                 let chunks = chunk_rows.cut(most * part / 100, world_size).unwrap();

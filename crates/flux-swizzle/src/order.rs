@@ -243,7 +243,7 @@ mod tests {
         (extents, 0usize..20, 0usize..9, 0usize..3, 0usize..200).prop_map(
             |(extents, two, four, eight, grain)| {
                 let (m, n, world_size, rows, columns, chunk_rows) = extents;
-                let taper = Taper { end: End::Last, finer: [two, four, eight], grain };
+                let taper = Taper::towards(End::Last, [two, four, eight], grain);
                 Case { m, n, world_size, shape: TileShape { rows, columns }, chunk_rows, taper }
             },
         )
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn only_what_is_cut_finer_is_swept_by_its_chunks() {
         let shards = Shards::new(24, 3).unwrap();
-        let taper = Taper { end: End::Last, finer: [1, 0, 0], grain: 1 };
+        let taper = Taper::towards(End::Last, [1, 0, 0], 1);
         let chunks = Chunks::new(shards, 8).unwrap().tapered(taper, 0);
         let order = TileOrder::all_gather(shards, 0, TileShape { rows: 4, columns: 1 }, 2).unwrap();
         let order = order.following(&chunks, 2);

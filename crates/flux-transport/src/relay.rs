@@ -317,7 +317,7 @@ mod tests {
     /// Every block's signal is raised once, behind a chunk that holds all of its rows, and every row is carried once.
     #[test]
     fn chunks_are_whole_blocks_and_cover_a_shard_once() {
-        let finer = Taper { end: End::First, finer: [2, 1, 1], grain: 1 };
+        let finer = Taper::towards(End::First, [2, 1, 1], 1);
         for (slot_rows, chunk_rows, block_rows) in
             [(0, 1, 4), (1, 1, 4), (23, 1, 4), (23, 5, 4), (23, 8, 4), (24, usize::MAX, 4), (9, 3, 1)]
         {

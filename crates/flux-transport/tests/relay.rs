@@ -24,7 +24,7 @@ fn spec(world_size: usize, direction: Direction, chunk_rows: usize) -> ScatterSp
         max_rows: MAX_ROWS,
         row_bytes: ROW,
         chunk_rows: chunk_rows.into(),
-        taper: Taper { end: End::First, finer: [2, 1, 0], grain: 1 },
+        taper: Taper::towards(End::First, [2, 1, 0], 1),
         panels: PanelCut::NONE,
         block_rows: BLOCK_ROWS,
         with_partial: true,

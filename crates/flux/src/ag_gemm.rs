@@ -12,9 +12,8 @@ use crate::planner::{Explain, OpKind, Planner};
 use crate::push::KernelPush;
 use crate::scales::{Scale, Scales};
 use crate::schedules::{Gemm, Schedules, plain_tables};
-use crate::taper::{self, Overlap};
 use crate::{Group, Matrix, OpSpec, Result, tuner};
-use flux_launch::{GemmParams, Policy, Problem, ScheduleTables, Tiling};
+use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, PerRank, Stream};
 use flux_swizzle::{Pattern, Shards, Taper, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
@@ -69,20 +68,17 @@ impl AgGemm {
         let row_bytes = spec.k * spec.dtype.bytes();
         let planner = Planner::new(group, OpKind::AgGemm, &spec)?;
         let built = planner.built();
-        let chunk_rows = built.chunks.of(spec.max_m);
         let op = group.register(format!("ag-gemm (n {}, k {})", spec.n, spec.k));
         let (max_rows, direction) = (spec.max_m, built.direction);
         let (placement, signal_loss) = (group.config().peer_memory, group.config().signal_loss);
         let weight_rows = |rank| columns.rows(rank) * spec.activation.sums_per_column();
-        let problem = Problem { shards, n: weight_rows(0), k: spec.k, aligned: true, to_slots: false };
-        let taper = taper::choose(group, &spec, &problem, (row_bytes, chunk_rows), Overlap::gather_taper)?;
         let side_bytes = if spec.dtype.is_scaled() { size_of::<f32>() } else { 0 };
         let gather = AllGatherSpec {
             max_rows,
             row_bytes,
             side_bytes,
             chunk_rows: built.chunks.clone(),
-            taper,
+            taper: built.taper,
             direction,
             pattern: built.order.clone(),
             placement,
@@ -93,7 +89,7 @@ impl AgGemm {
         if matches!(spec.path, PathPreference::Auto | PathPreference::Chunked) {
             gather.watch_shards(group.members())?;
         }
-        let extra = if taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
+        let extra = if built.taper == Taper::NONE { 0 } else { gather.chunks(0, spec.max_m)?.signals() };
         let schedules = PerRank::try_new(group.local_ranks(), |rank| {
             group.launcher(rank).prepare(spec.dtype, &[Policy::Plain, Policy::AllGather])?;
             Schedules::new(group, rank, spec.dtype, (shards, extra, 1), weight_rows(rank))

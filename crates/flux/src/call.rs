@@ -45,11 +45,11 @@ pub struct OpSpec {
     /// The tile that GEMMs are cut into: one of the kernels' ([`crate::Error::NoSuchTile`] lists them). By default the one that is
     /// expected, or was measured, to be the fastest. Rows that are not aligned to 16 bytes have a kernel and a tile of their own.
     pub tile: Option<TileShape>,
-    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better for so many rows, and over a slow link finer at one end
-    /// ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
+    /// Rows in which a shard travels; by default all of them, but at most 32 MiB, unless fewer are expected to be clearly better for so many rows, and over a slow link finer where it
+    /// pays ([`OpSpec::taper`]). Relayed tiles travel in multiples of 256 rows: this, rounded up. Over NVLink a whole shard at once
     /// is best where K is long (in four it took 3.6 % longer, on two H200s), and not where its way takes about as long as its GEMM.
     pub chunk_rows: Option<usize>,
-    /// Which chunks are cut finer than that: of those that a rank gathers, the last; of those that it relays, the first. Counted
+    /// Which chunks are cut finer than that: of those that a rank gathers, mostly the last; of those that it relays, the first. Counted
     /// from the next rank around the world, whatever the order. By default none if the caller gives `chunk_rows`; else, where
     /// ranks exchange through pinned host memory, so many that GEMM and traffic are expected to end earliest.
     pub taper: Option<Taper>,

@@ -76,7 +76,8 @@ pub struct PathChoice {
     pub summation: Option<Summation>,
     /// The class of the order in which ranks exchange, as `flux topo` names it; the operation's `pattern` is the order itself.
     pub order: &'static str,
-    /// The tile that was asked for, or measured to be the best; if none, the kernels' own choice.
+    /// The tile that was asked for, or measured to be the best, or with which a call overlaps best beside a slow link; if none, the
+    /// kernels' own choice.
     pub tile: Option<TileShape>,
     /// Who has decided it.
     pub source: PlanSource,

@@ -16,9 +16,8 @@ use crate::levels::NodeSums;
 use crate::plan::{self, PathPreference};
 use crate::planner::Built;
 use crate::puts;
-use crate::taper::{self, Overlap};
 use crate::{Delivery, Error, Group, Levels, OpSpec, Result};
-use flux_launch::{Destinations, Policy, Problem, SIGNAL_ROWS, Slots};
+use flux_launch::{Destinations, Policy, SIGNAL_ROWS, Slots};
 use flux_memory::{Address, Backend, Buffer, PerRank, Placement};
 use flux_swizzle::{ChunkRows, PanelCut, Pattern, Shards, Taper, TileShape};
 use flux_transport::{Nvshmem, PeerCopy, Scatter, ScatterSpec, TransferLog};
@@ -94,19 +93,11 @@ impl Reduction {
                 && owners == Owners::Shards
                 && !two_levels
                 && !group.members().space.reach().is_complete());
-        let taper = if some_relayed {
-            let shards = Shards::new(max_rows, world_size)?;
-            let problem =
-                Problem { shards, n: spec.n, k: weight_shards.rows(0), aligned: true, to_slots: true };
-            taper::choose(group, spec, &problem, (row_bytes, chunk_rows), Overlap::scatter_taper)?
-        } else {
-            Taper::NONE
-        };
         let scatter_spec = ScatterSpec {
             max_rows,
             row_bytes,
             chunk_rows: by_rows,
-            taper,
+            taper: if some_relayed { built.taper } else { Taper::NONE },
             panels: panels(group, spec)?,
             block_rows: SIGNAL_ROWS,
             with_partial: spec.path != PathPreference::Fused,

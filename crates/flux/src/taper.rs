@@ -1,12 +1,11 @@
-//! How finely chunks are cut where their way ends, or begins: by a small simulation of the GEMM beside its traffic.
+//! How finely chunks are cut where their way ends, or begins, or where it pays between: by a small simulation of the GEMM beside its traffic.
 //!
 //! Whole shards are best in the middle: each chunk costs the link time of its own, and a sweep over few rows makes less use of
 //! the L2 cache. But where copying takes about as long as multiplying, or longer, what is left to multiply after the last
 //! arrival counts in full, as does the time until the first chunk of tiles is complete and can be sent.
 
-use crate::{Group, OpSpec, Result};
-use flux_launch::{Pace, Problem, SIGNAL_ROWS};
-use flux_memory::Placement;
+use crate::Result;
+use flux_launch::{Pace, SIGNAL_ROWS};
 use flux_swizzle::{Chunks, End, Shards, Taper};
 
 /// A copy between a GPU and pinned host memory moves so many bytes in a µs (measured on an H200, PCIe 5).
@@ -24,8 +23,11 @@ const RELAYED: Sweep = Sweep { tile: 1.0, half_tile: 0.6 };
 const GATHERED: Sweep = Sweep { tile: 1.03, half_tile: 0.65 };
 /// What a chunk costs by itself is to be small beside it: at 2 MiB it is an eighth.
 const MIN_PIECE_BYTES: usize = 2 << 20;
-/// No more chunks at an end are considered for cutting.
-const MOST_FINER: usize = 16;
+/// A chunk is cut finer if that wins at least this part of the time: more chunks cost the host more.
+const LEAST_GAIN: f64 = 0.001;
+
+/// Another tile is taken if that wins at least this part of the time, which is about what is known of a tile's.
+const LEAST_GAIN_OF_TILE: f64 = 0.0075;
 
 /// One rank's GEMM, and the copies between the rank and pinned host memory that go on beside it.
 #[derive(Clone, Copy, Debug)]
@@ -56,16 +58,29 @@ struct Sms {
 }
 
 impl Overlap {
-    /// The taper with which an AllGather and the GEMM that waits for it end earliest.
-    pub fn gather_taper(&self) -> Result<Taper> {
+    /// The taper with which an AllGather and the GEMM that waits for it end earliest, and when that is, in µs.
+    pub fn gather_taper(&self) -> Result<(Taper, f64)> {
         let best = |end| self.best(end, self.pace.shape.rows, |chunks| self.gather_us(chunks));
-        let ((first, first_us), (last, last_us)) = (best(End::First)?, best(End::Last)?);
-        Ok(if first_us < last_us { first } else { last })
+        let (first, last) = (best(End::First)?, best(End::Last)?);
+        Ok(if first.1 < last.1 { first } else { last })
     }
 
-    /// The taper with which a GEMM and the relaying of its tiles end earliest.
-    pub fn scatter_taper(&self) -> Result<Taper> {
-        Ok(self.best(End::First, SIGNAL_ROWS, |chunks| self.scatter_us(chunks))?.0)
+    /// The same of a GEMM and the relaying of its tiles.
+    pub fn scatter_taper(&self) -> Result<(Taper, f64)> {
+        self.best(End::First, SIGNAL_ROWS, |chunks| self.scatter_us(chunks))
+    }
+
+    /// Of several paces, one for each tile, the one with which it ends earliest, where `us` says when that is: the first, unless
+    /// another is clearly better.
+    pub fn fastest<T>(all: &[Self], us: impl Fn(&Self) -> Result<(T, f64)>) -> Result<Option<(&Self, T)>> {
+        let mut fastest = None;
+        for overlap in all {
+            let (with, time) = us(overlap)?;
+            if fastest.as_ref().is_none_or(|&(_, _, least)| time < (1.0 - LEAST_GAIN_OF_TILE) * least) {
+                fastest = Some((overlap, with, time));
+            }
+        }
+        Ok(fastest.map(|(overlap, with, _)| (overlap, with)))
     }
 
     /// When all has arrived at rank 0 and been multiplied, in µs from the start.
@@ -101,25 +116,39 @@ impl Overlap {
         sms.mean_us().max(sent)
     }
 
-    /// The best taper at that end, and the time that it takes.
+    /// The best taper towards that end, and what cutting any one chunk after another otherwise makes of it; and the time that it takes.
     fn best(&self, end: End, grain: usize, us: impl Fn(&Chunks) -> f64) -> Result<(Taper, f64)> {
         let grain = grain.max(1);
         let grain = MIN_PIECE_BYTES.div_ceil(self.row_bytes.max(1)).div_ceil(grain).saturating_mul(grain);
         let whole = Chunks::new(self.shards, self.chunk_rows)?;
         let chunks: usize = (1..self.shards.world_size()).map(|shard| whole.count(shard)).sum();
+        let chunks = chunks.min(Taper::MOST);
         let (mut best, mut least) = (Taper::NONE, us(&whole));
-        for two in 1..=chunks.min(MOST_FINER) {
+        let mut consider = |taper: Taper| {
+            let time = us(&whole.tapered(taper, 0));
+            // The finer of two that take the same costs the host more.
+            if time < (1.0 - LEAST_GAIN) * least {
+                (best, least) = (taper, time);
+            }
+            best
+        };
+        for two in 1..=chunks {
             for (four, eight) in (0..=two).flat_map(|four| (0..=four.min(1)).map(move |eight| (four, eight)))
             {
-                let taper = Taper { end, finer: [two, four, eight], grain };
-                let time = us(&whole.tapered(taper, 0));
-                // The finer of two that take the same costs the host more.
-                if time < 0.995 * least {
-                    (best, least) = (taper, time);
-                }
+                consider(Taper::towards(end, [two, four, eight], grain));
             }
         }
-        Ok((best, least))
+        loop {
+            let before = consider(Taper::NONE);
+            for (place, pieces) in (0..chunks).flat_map(|place| [1, 2, 4].map(|pieces| (place, pieces))) {
+                let mut taper = Taper { end, grain, pieces: before.pieces };
+                taper.pieces[place] = pieces;
+                consider(taper);
+            }
+            if consider(before) == before {
+                return Ok((best, least));
+            }
+        }
     }
 
     #[allow(clippy::cast_precision_loss)] // an estimate
@@ -184,40 +213,37 @@ impl Sms {
     }
 }
 
-/// The taper of an operation whose rows travel past the GEMM of `problem` in chunks of `chunk_rows`: what the caller asks for;
-/// none where the caller says how large chunks are, or the link is faster than the GEMM by far.
-pub(crate) fn choose(
-    group: &Group,
-    spec: &OpSpec,
-    problem: &Problem,
-    (row_bytes, chunk_rows): (usize, usize),
-    best: impl FnOnce(&Overlap) -> Result<Taper>,
-) -> Result<Taper> {
-    if let Some(taper) = spec.taper {
-        return Ok(taper);
-    }
-    let is_slow = group.config().peer_memory == Placement::PinnedHost && group.world_size() > 1;
-    if spec.chunk_rows.is_some() || !is_slow {
-        return Ok(Taper::NONE);
-    }
-    let (shards, columns) = (problem.shards, problem.n);
-    match group.any_launcher().pace(spec.dtype, problem)? {
-        Some(pace) => best(&Overlap { shards, row_bytes, chunk_rows, columns, pace }),
-        None => Ok(Taper::NONE),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use flux_swizzle::TileShape;
 
-    /// Rank 0 of eight on an H200, 8192 rows, tiles of 256 × 192: a wave of those takes 132 µs for k = 8192.
+    /// What a wave of each tile takes for k = 8192 on an H200, in µs.
+    const TILES: [(usize, usize, f64); 5] =
+        [(256, 192, 132.0), (256, 128, 89.8), (128, 256, 89.8), (128, 224, 80.0), (128, 192, 69.0)];
+
+    /// Rank 0 of eight on an H200, 8192 rows, with each tile.
     #[allow(clippy::cast_precision_loss)]
+    fn overlaps(k: usize, columns: usize, row_bytes: usize) -> Vec<Overlap> {
+        let shards = Shards::new(8192, 8).unwrap();
+        let of_tile = |(rows, tile_columns, us)| {
+            let shape = TileShape { rows, columns: tile_columns };
+            let pace = Pace { shape, half_rows: 128, at_once: 132, tile_us: us * k as f64 / 8192.0 };
+            Overlap { shards, row_bytes, chunk_rows: 1024, columns, pace }
+        };
+        TILES.map(of_tile).to_vec()
+    }
+
+    /// The same with a tile of 256 × 192.
     fn overlap(k: usize, columns: usize, row_bytes: usize) -> Overlap {
-        let shape = TileShape { rows: 256, columns: 192 };
-        let pace = Pace { shape, half_rows: 128, at_once: 132, tile_us: 132.0 * k as f64 / 8192.0 };
-        Overlap { shards: Shards::new(8192, 8).unwrap(), row_bytes, chunk_rows: 1024, columns, pace }
+        overlaps(k, columns, row_bytes)[0]
+    }
+
+    /// Tapers to be written as lists: of seven chunks, in the order of travel.
+    fn cut(pieces: [u8; 7], grain: usize) -> Taper {
+        let mut taper = Taper { end: End::First, grain, ..Taper::NONE };
+        taper.pieces[..7].copy_from_slice(&pieces);
+        taper
     }
 
     /// The larger of what the GEMM and the traffic take by themselves.
@@ -229,20 +255,26 @@ mod tests {
 
     #[test]
     fn arrivals_are_cut_where_copying_takes_about_as_long_as_multiplying() {
-        for (n, end, finer, whole_ratio, ratio) in [
-            (25536, End::Last, [0, 0, 0], 1.00..1.03, 1.03),
-            (16384, End::First, [1, 0, 0], 1.01..1.03, 1.02), // the second wave begins before the first whole shard is there
-            (12736, End::Last, [3, 0, 0], 1.15..1.20, 1.15), // 67 columns of tiles: 512 rows are just more than a wave
-            (12672, End::Last, [3, 0, 0], 1.12..1.20, 1.09),
-            (8512, End::Last, [2, 1, 0], 1.11..1.14, 1.08),
+        for (n, tile, pieces, whole_ratio, ratio) in [
+            (25536, "256x192", [1_usize; 7], 1.00..1.03, 1.03),
+            (16384, "256x192", [2, 1, 2, 1, 1, 1, 1], 1.01..1.03, 1.02), // the second wave begins before the first whole shard is there
+            (12736, "128x224", [2, 2, 2, 2, 2, 4, 4], 1.15..1.20, 1.09), // 67 columns of 192: 512 rows are just more than a wave
+            (12672, "128x192", [1, 1, 2, 2, 2, 4, 4], 1.12..1.20, 1.08),
+            (8512, "128x192", [1, 1, 1, 1, 1, 2, 4], 1.11..1.14, 1.06),
         ] {
-            let overlap = overlap(8192, n, 16384);
-            let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
-            let taper = overlap.gather_taper().unwrap();
-            let floor = floor(&overlap);
-            let [before, after] =
-                [whole, whole.tapered(taper, 0)].map(|chunks| overlap.gather_us(&chunks) / floor);
-            assert!(taper.finer == finer && (finer[0] == 0 || taper.end == end), "n = {n}: {taper:?}");
+            let all = overlaps(8192, n, 16384);
+            let floor = floor(&all[0]);
+            let whole = |overlap: &Overlap| Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
+            let before = all[0].gather_us(&whole(&all[0])) / floor;
+            let (overlap, taper) = Overlap::fastest(&all, Overlap::gather_taper).unwrap().unwrap();
+            let chunks = whole(overlap).tapered(taper, 0);
+            let after = overlap.gather_us(&chunks) / floor;
+            let counts = [1, 2, 3, 4, 5, 6, 7].map(|shard| chunks.count(shard));
+            assert_eq!(
+                (overlap.pace.shape.to_string().as_str(), counts),
+                (tile, pieces),
+                "n = {n}: {taper:?}"
+            );
             assert!(whole_ratio.contains(&before) && after <= ratio, "n = {n}: {before} {after}");
         }
     }
@@ -273,7 +305,7 @@ mod tests {
         {
             let overlap = overlap(k, n, 2 * n);
             let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
-            let taper = overlap.scatter_taper().unwrap();
+            let (taper, _) = overlap.scatter_taper().unwrap();
             let floor = floor(&overlap);
             let [before, after] =
                 [whole, whole.tapered(taper, 0)].map(|chunks| overlap.scatter_us(&chunks) / floor);
@@ -317,20 +349,65 @@ mod tests {
             let overlap = overlap(8192, n, 16384);
             let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
             for (finer, measured) in measured {
-                let taper = Taper { end: End::Last, finer, grain: if finer[2] > 0 { 128 } else { 256 } };
+                let taper = Taper::towards(End::Last, finer, if finer[2] > 0 { 128 } else { 256 });
                 let expected = overlap.gather_us(&whole.tapered(taper, 0));
                 assert!(
                     (expected / measured - 1.0).abs() < 0.035,
                     "n = {n}, {finer:?}: {expected} of {measured}"
                 );
             }
-            // What is chosen is among these, and not slower than the fastest of them by more than 1 %.
-            let chosen = overlap.gather_taper().unwrap();
-            let us = measured.iter().find(|(finer, _)| *finer == chosen.finer).map(|&(_, us)| us);
+            // What is chosen of these is not slower than the fastest of them by more than 1 %.
+            let (chosen, _) = overlap.gather_taper().unwrap();
+            let of_chosen = |finer| Taper::towards(End::Last, finer, chosen.grain).pieces == chosen.pieces;
+            let us = measured.iter().find(|(finer, _)| of_chosen(*finer)).map(|&(_, us)| us);
             let fastest = measured.iter().map(|&(_, us)| us).fold(f64::INFINITY, f64::min);
             let is_good = chosen.end == End::Last && us.is_some_and(|us| us < 1.01 * fastest);
             assert!(is_good, "n = {n}: {chosen:?}");
         }
+    }
+
+    /// The same with other tiles.
+    #[test]
+    fn tiles_take_as_long_as_expected() {
+        for (n, tile, pieces, measured) in [
+            (16384, (256, 192), [2, 1, 1, 1, 1, 1, 1], 2834.3),
+            (16384, (256, 192), [2, 1, 2, 1, 1, 1, 1], 2798.7),
+            (12736, (128, 256), [1, 1, 1, 1, 2, 2, 2], 2492.7),
+            (12736, (128, 256), [1, 1, 2, 2, 2, 4, 4], 2454.9),
+            (12736, (128, 224), [1, 1, 1, 1, 2, 2, 2], 2419.1),
+            (12736, (128, 224), [1, 1, 2, 2, 2, 4, 4], 2399.3),
+            (12736, (128, 192), [1, 1, 2, 2, 2, 4, 4], 2426.7),
+            (12736, (256, 128), [1, 1, 1, 2, 2, 2, 2], 2475.8),
+            (12672, (128, 192), [1, 1, 1, 1, 2, 2, 2], 2430.2),
+            (12672, (128, 192), [1, 1, 2, 2, 2, 4, 4], 2376.7),
+            (12672, (128, 224), [1, 1, 2, 2, 2, 4, 4], 2443.6),
+            (12672, (256, 128), [1, 1, 1, 1, 1, 2, 2], 2437.3),
+            (8512, (128, 192), [1, 1, 1, 1, 1, 2, 4], 2320.2),
+            (8512, (128, 224), [1, 1, 1, 1, 1, 1, 4], 2381.9),
+        ] {
+            let shape = TileShape { rows: tile.0, columns: tile.1 };
+            let all = overlaps(8192, n, 16384);
+            let overlap = all.iter().find(|overlap| overlap.pace.shape == shape).unwrap();
+            let chunks =
+                Chunks::new(overlap.shards, overlap.chunk_rows).unwrap().tapered(cut(pieces, shape.rows), 0);
+            let expected = overlap.gather_us(&chunks);
+            assert!(
+                (expected / measured - 1.0).abs() < 0.035,
+                "n = {n}, {shape}, {pieces:?}: {expected} of {measured}"
+            );
+        }
+        for (shape, measured) in [((256, 128), 2392.8), ((128, 256), 2391.1)] {
+            let shape = TileShape { rows: shape.0, columns: shape.1 };
+            let all = overlaps(12288, 8192, 16384);
+            let overlap = all.iter().find(|overlap| overlap.pace.shape == shape).unwrap();
+            let chunks = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
+            let expected = overlap.scatter_us(&chunks.tapered(cut([2, 2, 2, 1, 1, 1, 1], 256), 0));
+            assert!((expected / measured - 1.0).abs() < 0.01, "{shape}: {expected} of {measured}");
+        }
+        let all = overlaps(12288, 8192, 16384);
+        let (overlap, taper) = Overlap::fastest(&all, Overlap::scatter_taper).unwrap().unwrap();
+        assert_eq!(overlap.pace.shape, TileShape { rows: 256, columns: 128 });
+        assert_eq!(taper.pieces[..7], [2, 2, 2, 1, 1, 1, 1]);
     }
 
     /// The ways that were measured on an H200 (docs/measurements.md), in µs, and what is expected of them.
@@ -370,7 +447,7 @@ mod tests {
             overlap.pace.tile_us = tile_us;
             let whole = Chunks::new(overlap.shards, overlap.chunk_rows).unwrap();
             for &(finer, measured) in measured {
-                let taper = Taper { end: End::First, finer, grain: 256 };
+                let taper = Taper::towards(End::First, finer, 256);
                 let expected = overlap.scatter_us(&whole.tapered(taper, 0));
                 assert!(
                     (expected / measured - 1.0).abs() < 0.045,
@@ -378,7 +455,7 @@ mod tests {
                 );
             }
             // Nor is what is chosen slower than the fastest of these by more than that.
-            let chosen = overlap.scatter_us(&whole.tapered(overlap.scatter_taper().unwrap(), 0));
+            let chosen = overlap.scatter_taper().unwrap().1;
             let fastest = measured.iter().map(|&(_, us)| us).fold(f64::INFINITY, f64::min);
             assert!(chosen < 1.03 * fastest, "k = {k}: {chosen} of {fastest}");
         }

@@ -11,7 +11,7 @@ use flux_launch::{
 use flux_memory::{
     Address, Buffer, Device, Event, FaultLog, Placement, Stream, SymmetricSignals, Timer, WaitSite,
 };
-use flux_swizzle::{Chunks, Shards, Taper, TileOrder};
+use flux_swizzle::{Chunks, Shards, Taper, TileOrder, TileShape};
 use flux_tests::data::{agree, fill_with_normal};
 use half::bf16;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Gpu {
     fn prepare(
         &self,
         policy: Policy,
-        shards: Shards,
+        (shards, tile): (Shards, Option<TileShape>),
         params: GemmParams,
         order: impl FnOnce(&Tiling) -> TileOrder,
         describe: impl FnMut(&flux_swizzle::RowTile, &mut RowTile),
@@ -88,7 +88,7 @@ impl Gpu {
         let aligned = params.are_operands_aligned(DType::Bf16);
         let problem = Problem { shards, n, k, aligned, to_slots };
         // Of a ReduceScatter, one for which the sum can be folded in.
-        let ways = self.launcher.tilings(DType::Bf16, &problem).unwrap();
+        let ways = self.launcher.tilings_into(tile, DType::Bf16, &problem).unwrap();
         let fits = |tiling: &Tiling| {
             policy != Policy::ReduceScatter
                 || self.launcher.can_fold(DType::Bf16, tiling, WORLD_SIZE).unwrap()
@@ -104,12 +104,21 @@ impl Gpu {
         Prepared { tiling, schedule, policy, params, destinations: None }
     }
 
-    /// What the library goes by when it chooses how to cut shards into chunks.
-    fn overlap(&self, (m, n, k): (usize, usize, usize), row_bytes: usize) -> Overlap {
+    /// What the library goes by when it chooses how to cut shards into chunks, and the GEMM into tiles.
+    fn overlaps(&self, (m, n, k): (usize, usize, usize), row_bytes: usize) -> Vec<Overlap> {
         let shards = Shards::new(m, WORLD_SIZE).unwrap();
         let problem = Problem { shards, n, k, aligned: true, to_slots: false };
-        let pace = self.launcher.pace(DType::Bf16, &problem).unwrap().expect("a pace for this GPU");
-        Overlap { shards, row_bytes, chunk_rows: shards.max_rows(), columns: n, pace }
+        let paces = self.launcher.paces(DType::Bf16, &problem).unwrap();
+        assert!(!paces.is_empty(), "a pace for this GPU");
+        let of_pace = |pace| Overlap { shards, row_bytes, chunk_rows: shards.max_rows(), columns: n, pace };
+        paces.into_iter().map(of_pace).collect()
+    }
+
+    fn overlap_of(&self, shape: (usize, usize, usize), row_bytes: usize, tile: TileShape) -> Overlap {
+        self.overlaps(shape, row_bytes)
+            .into_iter()
+            .find(|overlap| overlap.pace.shape == tile)
+            .expect("a pace")
     }
 
     fn launch(&self, gemm: &Prepared, epoch: u32) {
@@ -171,7 +180,7 @@ fn gemm_params(gpu: &Gpu, (m, n, k): Shape, [a, b, c]: [&Buffer; 3]) -> GemmPara
 
 fn plain(gpu: &Gpu, (m, n, _): Shape, params: GemmParams) -> Prepared {
     let order = |t: &Tiling| TileOrder::plain(m, t.shape, n).unwrap().swept_by(t.group_rows);
-    gpu.prepare(Policy::Plain, Shards::new(m, 1).unwrap(), params, order, |_, _| {})
+    gpu.prepare(Policy::Plain, (Shards::new(m, 1).unwrap(), None), params, order, |_, _| {})
 }
 
 /// What all shapes share: pinned memory takes long to allocate and to fill.
@@ -184,13 +193,13 @@ struct Gathering {
 }
 
 /// AllGather+GEMM with each of these chunks: `n` decides how long the GEMM takes beside the copies.
-fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(usize, Taper)]) {
+fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(TileShape, usize, Taper)]) {
     let shards = Shards::new(m, WORLD_SIZE).unwrap();
     let Gathering { gathered, remote, b, c, expected } = buffers;
     let base = gemm_params(gpu, (m, n, k), [gathered, b, expected]);
     let plain = plain(gpu, (m, n, k), base);
     let timer = Timer::new(&gpu.device).unwrap();
-    for &(chunk_rows, taper) in ways {
+    for &(tile, chunk_rows, taper) in ways {
         let chunks = Chunks::new(shards, chunk_rows).unwrap().tapered(taper, 0);
         let device = std::slice::from_ref(&gpu.device);
         let signals = SymmetricSignals::allocate(device, chunks.signals(), Placement::Device).unwrap();
@@ -199,7 +208,7 @@ fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(usize, 
             let order = TileOrder::all_gather(shards, 0, t.shape, n).unwrap();
             order.swept_by(t.group_rows).following(&chunks, t.half_rows())
         };
-        let gated = gpu.prepare(Policy::AllGather, shards, params, order, |tile, entry| {
+        let gated = gpu.prepare(Policy::AllGather, (shards, Some(tile)), params, order, |tile, entry| {
             if tile.shard != 0 {
                 let gate = chunks.gate(tile);
                 (entry.gate_begin, entry.gate_end) = (number(gate.start), number(gate.end));
@@ -240,11 +249,12 @@ fn all_gather(gpu: &Gpu, buffers: &Gathering, (m, n, k): Shape, ways: &[(usize, 
         let [alone, copies, open, overlapped] = times.map(median);
         let floor = alone.max(copies);
         let moved: usize = (1..WORLD_SIZE).map(|shard| chunks.count(shard)).sum();
-        let estimate = gpu.overlap((m, n, k), k * BYTES).gather_us(&chunks);
+        let estimate = gpu.overlap_of((m, n, k), k * BYTES, tile).gather_us(&chunks);
         println!(
-            "{m:>5} {n:>6} {k:>5} {chunk_rows:>5} {:>9} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {:>9.3} | \
+            "{m:>5} {n:>6} {k:>5} {:>7} {chunk_rows:>5} {:>9} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {:>9.3} | \
              {estimate:>8.0} {overlapped:>8.1} {:>7.3} {:>6.3}",
-            format!("{:?}", taper.finer),
+            tile.to_string(),
+            format!("{:?} {:?}", taper.end, &taper.pieces[..7]),
             copies / alone,
             alone / open,
             overlapped / floor,
@@ -278,14 +288,16 @@ fn all_gather_beside_its_copies() {
     }
     gpu.compute.synchronize().unwrap();
     println!(
-        "    m      n     k chunk     finer copies |  gemm us copies us ratio | open gate | estimate fused us / floor      E"
+        "    m      n     k    tile chunk                    finer copies |  gemm us copies us ratio | open gate | estimate fused us / floor      E"
     );
     for n in [most, 16384, 12736, 12672, 8512] {
-        let overlap = gpu.overlap((m, n, k), k * BYTES);
-        let chosen = (overlap.chunk_rows, overlap.gather_taper().unwrap());
-        let mut ways = vec![chosen];
-        if chosen.1 != Taper::NONE {
-            ways.extend([1024, 512, 256].map(|rows| (rows, Taper::NONE)));
+        let overlaps = gpu.overlaps((m, n, k), k * BYTES);
+        let best = Overlap::fastest(&overlaps, Overlap::gather_taper).unwrap();
+        let (overlap, taper) = best.expect("a pace for this GPU");
+        let (tile, usual, whole) = (overlap.pace.shape, overlaps[0].pace.shape, overlap.chunk_rows);
+        let mut ways = vec![(tile, whole, taper)];
+        if taper != Taper::NONE {
+            ways.extend([whole, whole / 2].map(|rows| (usual, rows, Taper::NONE)));
         }
         all_gather(&gpu, &buffers, (m, n, k), &ways);
     }
@@ -321,13 +333,16 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let written = if to == To::Host { far } else { near };
     let result = if to == To::Device { near } else { far };
     let slot_rows = shards.max_rows();
-    let overlap = gpu.overlap((m, n, k), n * BYTES);
+    let overlaps = gpu.overlaps((m, n, k), n * BYTES);
+    let best = Overlap::fastest(&overlaps, Overlap::scatter_taper).unwrap();
+    let (overlap, taper) = best.expect("a pace for this GPU");
+    let tile = (to == To::Relayed).then_some(overlap.pace.shape);
     // The owners' signals are those of blocks; where tiles are relayed, the GEMM raises those of chunks instead.
     let blocks = Chunks::new(shards, SIGNAL_ROWS).unwrap();
     let chunks = match to {
         To::Relayed => {
             let chunks = Chunks::new(shards, overlap.chunk_rows).unwrap();
-            chunks.tapered(overlap.scatter_taper().unwrap(), 0).numbered_as(&blocks)
+            chunks.tapered(taper, 0).numbered_as(&blocks)
         }
         _ => blocks,
     };
@@ -377,7 +392,7 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
         let order = TileOrder::reduce_scatter(shards, 0, t.shape, n).unwrap().swept_by(t.group_rows);
         if to == To::Relayed { order.following(&chunks, t.half_rows()) } else { order }
     };
-    let mut scattered = gpu.prepare(Policy::ReduceScatter, shards, base, order, |tile, entry| {
+    let mut scattered = gpu.prepare(Policy::ReduceScatter, (shards, tile), base, order, |tile, entry| {
         let row = tile.rows.start - shards.range(tile.shard).start;
         (entry.destination, entry.destination_row) = (number(tile.shard), number(row));
         let signalled = if tile.shard == 0 { &blocks } else { &chunks };
@@ -460,8 +475,9 @@ fn reduce_scatter(gpu: &Gpu, buffers: &Scattering, (m, n, k): Shape, to: To) {
     let moved: usize = (1..WORLD_SIZE).map(|owner| chunks.count(owner)).sum();
     let estimate = if to == To::Relayed { overlap.scatter_us(&chunks) } else { f64::NAN };
     println!(
-        "{m:>5} {n:>6} {k:>5} {:>7} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {estimate:>8.0} {fused:>8.1} {:>7.3} | \
+        "{m:>5} {n:>6} {k:>5} {:>7} {:>7} {moved:>6} | {alone:>8.1} {copies:>8.1} {:>5.2} | {estimate:>8.0} {fused:>8.1} {:>7.3} | \
          {summed:>8.1} {:>7.3} | {folded:>8.1} {:>7.3}",
+        scattered.tiling.shape.to_string(),
         format!("{to:?}"),
         copies / alone,
         fused / floor,
@@ -490,7 +506,7 @@ fn reduce_scatter_beside_its_traffic() {
         sums: [(); 2].map(|()| gpu.buffer(slots / WORLD_SIZE, Placement::Device)),
     };
     println!(
-        "    m      n     k      to chunks |  gemm us copies us ratio | estimate fused us / floor |  and sum / floor |   folded / floor"
+        "    m      n     k    tile      to chunks |  gemm us copies us ratio | estimate fused us / floor |  and sum / floor |   folded / floor"
     );
     for shape in shapes {
         for to in [To::Device, To::Relayed, To::Host] {

@@ -35,7 +35,7 @@ fn gather_spec(world_size: usize, direction: Direction, chunk_rows: usize) -> Al
         row_bytes: ROW,
         side_bytes: 0,
         chunk_rows: chunk_rows.into(),
-        taper: Taper { end: End::Last, finer: [3, 1, 1], grain: 1 },
+        taper: Taper::towards(End::Last, [3, 1, 1], 1),
         direction,
         pattern: Pattern::full_mesh(world_size),
         placement: Placement::Device,

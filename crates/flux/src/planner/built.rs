@@ -7,7 +7,7 @@ use super::weigh::Weighed;
 use super::{EXACT_RANKS, Planner};
 use crate::delivery::Choice;
 use crate::plan::{chunk_rows, one_shot_rows};
-use crate::{Delivery, Direction, Error, Path, PathPreference, Result};
+use crate::{Delivery, Direction, Error, Path, PathPreference, Result, Taper};
 use flux_swizzle::{ChunkRows, Pattern};
 
 /// What an operation is built for, however many rows a call has.
@@ -17,6 +17,8 @@ pub(crate) struct Built {
     pub(crate) delivery: Choice,
     /// Rows of a chunk, by the rows of a call.
     pub(crate) chunks: ChunkRows,
+    /// Which chunks are cut finer.
+    pub(crate) taper: Taper,
     pub(crate) one_shot_rows: usize,
     /// Who sends to whom.
     pub(crate) order: Pattern,
@@ -44,6 +46,7 @@ impl Planner {
             order: self.ground.orders.usual(self.layer.op, direction),
             delivery: self.usual_delivery,
             chunks: self.wishes.chunk_rows.unwrap_or_else(|| chunk_rows(row_bytes, shard_rows)).into(),
+            taper: self.wishes.taper.unwrap_or(Taper::NONE),
             one_shot_rows: if self.layer.op == OpKind::GemmAr { one_shot } else { 0 },
         }
     }
@@ -78,6 +81,7 @@ impl Planner {
             }
         }
         built.chunks = self.chunks(&built)?;
+        built.taper = self.taper(&built)?;
         Ok(built)
     }
 

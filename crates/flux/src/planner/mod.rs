@@ -20,6 +20,7 @@ mod kind;
 mod machine;
 mod model;
 mod orders;
+mod overlaps;
 mod preview;
 mod reasons;
 #[cfg(test)]
@@ -63,7 +64,7 @@ pub(crate) struct Chosen {
     pub(crate) pads: bool,
     /// The class of the order in which ranks exchange.
     pub(crate) order: &'static str,
-    /// The tile that was asked for, or measured to be the best.
+    /// The tile that was asked for, or measured to be the best, or overlaps best.
     pub(crate) tile: Option<TileShape>,
 }
 
@@ -161,7 +162,11 @@ impl Planner {
         let chosen = match pick {
             Some(Pick { index, source, tile, .. }) => {
                 let plan = &weighed[index].possible.plan;
-                let tile = self.layer.tile.or(tile);
+                let tile = self
+                    .layer
+                    .tile
+                    .or(tile)
+                    .map_or_else(|| self.overlapped_tile(m, plan), |tile| Ok(Some(tile)))?;
                 Chosen { path: plan.path, source, pads, order: order_name(&plan.order), tile }
             }
             None => {

@@ -129,11 +129,14 @@ impl Planner {
         })
     }
 
-    /// The tile that the group's kernels are cut into, of a GPU: as asked, or their own choice.
+    /// The tile that the group's kernels are cut into, of a GPU: as asked, what overlaps best, or their own choice.
     fn tile(&self, m: usize, plan: &Plan) -> Result<Option<TileShape>> {
         let Some(group) = self.group.as_ref().filter(|group| group.backend() == Backend::Cuda) else {
             return Ok(self.layer.tile);
         };
-        Ok(tiles::expected(group, &self.layer, m, plan)?.first().copied())
+        match self.overlapped_tile(m, plan)? {
+            Some(tile) => Ok(Some(tile)),
+            None => Ok(tiles::expected(group, &self.layer, m, plan)?.first().copied()),
+        }
     }
 }

@@ -35,13 +35,18 @@ fn check_among(tile: TileShape, possible: Vec<TileShape>) -> Result<()> {
 /// What the kernels of the group would cut the GEMM of a call of `m` rows into that goes as `plan` says, the fastest first, as they
 /// expect.
 pub(crate) fn expected(group: &Group, layer: &Layer, m: usize, plan: &Plan) -> Result<Vec<TileShape>> {
-    let (n, k) = layer.of_rank();
-    let fused = plan.path == Path::Fused;
-    let shards = if fused && !plan.one_shot { layer.shards(m)? } else { Shards::new(m, 1)? };
-    let to_slots = fused && layer.op != OpKind::AgGemm;
-    let problem = Problem { shards, n, k, aligned: true, to_slots };
+    let problem = problem(layer, m, plan.path == Path::Fused && !plan.one_shot)?;
+    let problem = Problem { to_slots: plan.path == Path::Fused && layer.op != OpKind::AgGemm, ..problem };
     let ways = group.any_launcher().tilings_into(layer.tile, layer.dtype, &problem)?;
     Ok(ways.iter().map(|(tiling, _)| tiling.shape).collect())
+}
+
+/// A rank's GEMM in a call of `m` rows, whose tiles do not straddle shards if it is `by_shards`, and then go into slots, unless they
+/// wait for what is gathered.
+pub(super) fn problem(layer: &Layer, m: usize, by_shards: bool) -> Result<Problem> {
+    let (n, k) = layer.of_rank();
+    let shards = if by_shards { layer.shards(m)? } else { Shards::new(m, 1)? };
+    Ok(Problem { shards, n, k, aligned: true, to_slots: by_shards && layer.op != OpKind::AgGemm })
 }
 
 /// The best of the tiles that can be asked for beside the one that is taken if nobody does.

@@ -2,7 +2,7 @@
 
 use super::candidate::Plan;
 use super::kind::OpKind;
-use crate::{Delivery, Direction, OpSpec, Path, PathPreference};
+use crate::{Delivery, Direction, OpSpec, Path, PathPreference, Taper};
 
 /// What the caller of an operation has decided: it stays, and wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,14 +11,15 @@ pub(crate) struct Wishes {
     pub(crate) direction: Option<Direction>,
     pub(crate) delivery: Delivery,
     pub(crate) chunk_rows: Option<usize>,
+    pub(crate) taper: Option<Taper>,
     /// [`crate::GemmAr`]: one-shot up to so many rows.
     pub(crate) one_shot_rows: Option<usize>,
 }
 
 impl From<&OpSpec> for Wishes {
     fn from(spec: &OpSpec) -> Self {
-        let &OpSpec { path, direction, delivery, chunk_rows, one_shot_rows, .. } = spec;
-        Self { path, direction, delivery, chunk_rows, one_shot_rows }
+        let &OpSpec { path, direction, delivery, chunk_rows, taper, one_shot_rows, .. } = spec;
+        Self { path, direction, delivery, chunk_rows, taper, one_shot_rows }
     }
 }
 
