@@ -123,32 +123,31 @@ impl Overlap {
         let whole = Chunks::new(self.shards, self.chunk_rows)?;
         let chunks: usize = (1..self.shards.world_size()).map(|shard| whole.count(shard)).sum();
         let chunks = chunks.min(Taper::MOST);
-        let (mut best, mut least) = (Taper::NONE, us(&whole));
-        let mut consider = |taper: Taper| {
+        // The finer of two that take the same costs the host more.
+        let better = |best: (Taper, f64), taper: Taper| {
             let time = us(&whole.tapered(taper, 0));
-            // The finer of two that take the same costs the host more.
-            if time < (1.0 - LEAST_GAIN) * least {
-                (best, least) = (taper, time);
-            }
-            best
+            if time < (1.0 - LEAST_GAIN) * best.1 { (taper, time) } else { best }
         };
+        let mut best = (Taper::NONE, us(&whole));
         for two in 1..=chunks {
             for (four, eight) in (0..=two).flat_map(|four| (0..=four.min(1)).map(move |eight| (four, eight)))
             {
-                consider(Taper::towards(end, [two, four, eight], grain));
+                best = better(best, Taper::towards(end, [two, four, eight], grain));
             }
         }
-        loop {
-            let before = consider(Taper::NONE);
+        // As often as there are chunks, whatever the times are.
+        for _ in 0..chunks {
+            let before = best.0;
             for (place, pieces) in (0..chunks).flat_map(|place| [1, 2, 4].map(|pieces| (place, pieces))) {
                 let mut taper = Taper { end, grain, pieces: before.pieces };
                 taper.pieces[place] = pieces;
-                consider(taper);
+                best = better(best, taper);
             }
-            if consider(before) == before {
-                return Ok((best, least));
+            if best.0 == before {
+                break;
             }
         }
+        Ok(best)
     }
 
     #[allow(clippy::cast_precision_loss)] // an estimate
@@ -296,6 +295,12 @@ mod tests {
         let none = TileShape { rows: 0, columns: 0 };
         let empty = Pace { shape: none, half_rows: 0, at_once: 0, tile_us: 0.0 };
         Overlap { pace: empty, ..most }.scatter_taper().unwrap();
+        for tile_us in [f64::NAN, f64::INFINITY, -1.0] {
+            let odd = Overlap { pace: Pace { tile_us, ..pace }, ..overlap(8192, 12736, 16384) };
+            odd.gather_taper().unwrap();
+            odd.scatter_taper().unwrap();
+            Overlap::fastest(&[odd, odd], Overlap::gather_taper).unwrap().unwrap();
+        }
     }
 
     #[test]
