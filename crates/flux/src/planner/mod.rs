@@ -162,11 +162,10 @@ impl Planner {
         let chosen = match pick {
             Some(Pick { index, source, tile, .. }) => {
                 let plan = &weighed[index].possible.plan;
-                let tile = self
-                    .layer
-                    .tile
-                    .or(tile)
-                    .map_or_else(|| self.overlapped_tile(m, plan), |tile| Ok(Some(tile)))?;
+                let tile = match self.layer.tile.or(tile) {
+                    Some(tile) => Some(tile),
+                    None => self.overlapped_tile(m, plan)?,
+                };
                 Chosen { path: plan.path, source, pads, order: order_name(&plan.order), tile }
             }
             None => {

@@ -6,6 +6,7 @@ use super::candidate::Plan;
 use super::kind::OpKind;
 use super::{Planner, tiles};
 use crate::{Delivery, Overlap, Path, Result, Taper, TileShape};
+use flux_swizzle::Chunks;
 
 impl Planner {
     /// Which chunks of an operation that is otherwise built so are cut finer: as asked; else by the best tile's time for the most rows;
@@ -31,8 +32,7 @@ impl Planner {
         let built = self.built();
         let overlaps = self.overlaps(m, &built)?;
         let best = Overlap::fastest(&overlaps, |overlap| {
-            let chunks =
-                flux_swizzle::Chunks::new(overlap.shards, overlap.chunk_rows)?.tapered(built.taper, 0);
+            let chunks = Chunks::new(overlap.shards, overlap.chunk_rows)?.tapered(built.taper, 0);
             let us = match self.layer.op {
                 OpKind::AgGemm => overlap.gather_us(&chunks),
                 OpKind::GemmRs | OpKind::GemmAr => overlap.scatter_us(&chunks),
