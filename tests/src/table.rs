@@ -4,7 +4,7 @@ use crate::data::{Fill, matrix, product, relative_error};
 use crate::run;
 use flux::{
     AgGemm, DType, Delivery, Direction, E4m3, Element, End, GemmAr, GemmRs, Group, Levels, OpSpec, Path,
-    PathPreference, Summation, Taper,
+    PathPreference, Summation, Sweeps, Taper,
 };
 use half::{bf16, f16};
 
@@ -47,10 +47,23 @@ pub(crate) const WAYS: [(PathPreference, Delivery, Summation, Path); 4] = [
     (PathPreference::Chunked, Delivery::Auto, Summation::Auto, Path::Chunked),
 ];
 
-/// Single rows, but for many rows: those would mostly measure how long the driver takes.
-const fn chunk_rows(m: usize) -> [Option<usize>; 3] {
+/// Rows of a chunk, which are cut finer, and how many shards are swept together. Single rows, but for many rows: those would mostly
+/// measure how long the driver takes. Whole shards, but for those at one end; and, where sweeps are of shards, those swept together.
+fn cuts(m: usize, direction: Direction, path: PathPreference) -> Vec<(Option<usize>, Taper, Sweeps)> {
     let fewest = if m <= 300 { 1 } else { m / 50 };
-    [Some(fewest), Some(37), None]
+    let (end, sweeps) = match direction {
+        Direction::Push => (End::Last, Sweeps::growing(1)),
+        Direction::Pull => (End::First, Sweeps::TWO),
+    };
+    let mut cuts = vec![
+        (Some(fewest), Taper::NONE, Sweeps::ONE_BY_ONE),
+        (Some(37), Taper::NONE, Sweeps::ONE_BY_ONE),
+        (None, Taper::towards(end, [3, 2, 1], 24), Sweeps::ONE_BY_ONE),
+    ];
+    if path == PathPreference::Fused {
+        cuts.push((None, Taper::NONE, sweeps));
+    }
+    cuts
 }
 
 pub(crate) fn bound(dtype: DType) -> f64 {
@@ -87,12 +100,10 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
     });
     for (path, delivery, summation, expected_path) in WAYS {
         for direction in [Direction::Push, Direction::Pull] {
-            for chunk_rows in chunk_rows(m) {
+            for (chunk_rows, taper, sweeps) in cuts(m, direction, path) {
                 let mut spec = OpSpec::new(n, k, m, E::DTYPE);
                 (spec.path, spec.direction, spec.chunk_rows) = (path, Some(direction), chunk_rows);
-                // Whole shards, but for those at one end.
-                let end = if direction == Direction::Push { End::Last } else { End::First };
-                spec.taper = chunk_rows.is_none().then_some(Taper::towards(end, [3, 2, 1], 24));
+                (spec.taper, spec.sweeps) = (Some(taper), Some(sweeps));
                 (spec.delivery, spec.summation) = (delivery, summation);
                 let gathered = AgGemm::new(&group, spec.clone()).unwrap();
                 let scattered = GemmRs::new(&group, spec.clone()).unwrap();
@@ -113,7 +124,7 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                     let mut sums: [Option<Vec<E::Result>>; 3] = [None, None, None];
                     for (op, outcome) in outcomes {
                         let what = format!(
-                            "{op} {case:?} {} {fill:?} {path:?} {delivery} {direction} chunks of {chunk_rows:?}",
+                            "{op} {case:?} {} {fill:?} {path:?} {delivery} {direction} chunks of {chunk_rows:?}, sweeps {sweeps}",
                             E::DTYPE
                         );
                         let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -124,6 +135,7 @@ fn check_dtype<E: Element>(case: Case, group: &dyn Fn(usize) -> Group) {
                             _ => expected_path,
                         };
                         assert_eq!(outcome.choice.path, expected_path, "{what}");
+                        assert!(path != PathPreference::Fused || outcome.choice.sweeps == sweeps, "{what}");
                         let expected_delivery = match (op, path) {
                             ("ag-gemm", _) | (_, PathPreference::Unfused | PathPreference::Chunked) => None,
                             _ if one_shot => Some(Delivery::Direct),

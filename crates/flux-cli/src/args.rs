@@ -10,7 +10,7 @@ use crate::tune::TuneArguments;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux::{
     Activation, BackendChoice, Delivery, Device, Direction, Group, GroupConfig, Levels, OpSpec, Order,
-    PathPreference, Placement, Push, Sharing, Summation, TileShape, Transport,
+    PathPreference, Placement, Push, Sharing, Summation, Sweeps, TileShape, Transport,
 };
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -71,6 +71,10 @@ pub(crate) struct GroupArguments {
     /// The tile that GEMMs are cut into, if it is decided, like 128x256; an impossible one lists those that there are.
     #[arg(long, value_name = "ROWSxCOLUMNS")]
     tile: Option<TileShape>,
+    /// How many shards fused GEMMs sweep together, where each travels whole: each sweep so many times as many as all before it, 0 for one by
+    /// one, or two, the own shard and all others; by default as is expected to be the fastest.
+    #[arg(long, value_name = "GROWTH")]
+    shard_sweeps: Option<Sweeps>,
     /// gemm-rs and gemm-ar: into how many panels, blocks of columns, chunks of relayed tiles are cut; by default up to four between
     /// GPUs, elsewhere one.
     #[arg(long, value_name = "N")]
@@ -106,6 +110,7 @@ impl GroupArguments {
     pub(crate) fn apply_to(&self, spec: &mut OpSpec) {
         spec.order = self.order.clone();
         spec.tile = self.tile;
+        spec.sweeps = self.shard_sweeps;
         spec.panels = self.panels.map(Into::into);
         spec.levels = match self.levels {
             LevelsArgument::Auto => Levels::Auto,

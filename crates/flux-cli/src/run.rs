@@ -96,7 +96,7 @@ fn report(
     let op = arguments.op.name();
     let activation = Activation::from(arguments.activation);
     let Operands { m, n, k, dtype, .. } = operands;
-    let PathChoice { path, delivery, summation, source, why, .. } = choice;
+    let PathChoice { path, delivery, summation, source, why, sweeps, .. } = choice;
     let (backend, ranks) = (group.backend(), group.world_size());
     let (ms, order) = (time.as_secs_f64() * 1e3, pattern.to_string());
     if arguments.report == ReportArgument::Json {
@@ -108,7 +108,7 @@ fn report(
                 "delivery": delivery.map(|delivery| delivery.to_string()),
                 "sum": summation.map(|summation| summation.to_string()),
                 "tile": [tile.rows, tile.columns], "chunk_rows": chunk_rows, "transfer": transfer.to_string(),
-                "order": order, "levels": levels.to_string(),
+                "sweeps": sweeps.to_string(), "order": order, "levels": levels.to_string(),
                 "bias": arguments.bias.is_some(),
                 "a_scale": arguments.a_scale.is_some(), "b_scale": arguments.b_scale.is_some(), "activation": activation.to_string(), "time_ms": ms,
             })

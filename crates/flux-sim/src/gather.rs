@@ -3,9 +3,9 @@
 use crate::collective::{Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, Travelling, best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, clearly_best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
-use flux_swizzle::{Collective, Schedule};
+use flux_swizzle::{Collective, Schedule, Sweeps};
 
 impl Call<'_> {
     /// When all have gathered and multiplied.
@@ -22,9 +22,13 @@ impl Call<'_> {
         let moved = run(self.machine, &schedule, self.costs(), &bytes, start_us, &[]);
         let mut timeline = Vec::new();
         self.spans(&schedule, &moved, &mut timeline);
-        let cut = self.gather_cut(&schedule, &moved, &chunks, start_us);
+        let first = Arrived::new(&schedule, &moved, &chunks, 0, start_us);
+        let (sweeps, cut) = clearly_best(self.sweeps(&chunks), |sweeps| {
+            Ok(self.gather_cut(&first, (&moved, &chunks), sweeps, start_us))
+        })?;
         let done = (0..self.machine.gpus()).map(|rank| {
             let arrived = Arrived::new(&schedule, &moved, &chunks, rank, start_us);
+            let arrived = self.swept_gates(arrived, sweeps);
             let end = match self.plan.path {
                 Path::Fused => self.gated_gemm(rank, &arrived, &moved, cut, start_us, &mut timeline),
                 Path::Chunked => self.chunked_gemms(rank, &arrived, &mut timeline),
@@ -39,6 +43,7 @@ impl Call<'_> {
         let done = done.collect();
         Ok(Outcome {
             tile: self.fused_tile(&cut),
+            sweeps,
             rounded: chunks.is_rounded(),
             ..self.outcome(done, Some(&moved), timeline)
         })
@@ -69,16 +74,35 @@ impl Call<'_> {
         }
     }
 
-    /// The fastest cut, as rank 0 sees it.
-    fn gather_cut(&self, schedule: &Schedule, moved: &Moved, chunks: &Travelling, start_us: f64) -> Cut {
+    /// The same where what is swept together waits for the last of it.
+    fn swept_gates(&self, mut arrived: Arrived, sweeps: Sweeps) -> Arrived {
+        if sweeps != Sweeps::ONE_BY_ONE {
+            for places in self.swept(sweeps.of(arrived.chunks.len())) {
+                let swept = &mut arrived.chunks[places];
+                let gate = swept.iter().fold(0.0_f64, |gate, chunk| gate.max(chunk.0));
+                swept.iter_mut().for_each(|chunk| chunk.0 = gate);
+            }
+        }
+        arrived
+    }
+
+    /// The fastest cut, as the rank sees it to which this has arrived, and when it is done.
+    fn gather_cut(
+        &self,
+        arrived: &Arrived,
+        (moved, chunks): (&Moved, &Travelling),
+        sweeps: Sweeps,
+        start_us: f64,
+    ) -> (f64, Cut) {
         let gpu = &self.machine.node().gpu;
-        let arrived = Arrived::new(schedule, moved, chunks, 0, start_us);
+        let arrived = self.swept_gates(arrived.clone(), sweeps);
         let row_tiles = |height: usize| {
             let mut count = 0;
             self.gates(&arrived, height, &mut |tiles, _, _| count += tiles);
             count
         };
-        let cuts = Cut::all(gpu, self.tiles(), self.problem, self.style().splits, row_tiles);
+        let reads = self.reads_again(chunks, sweeps);
+        let cuts = Cut::all(gpu, self.tiles(), self.problem, (self.style().splits, reads), row_tiles);
         let time = |cut: &Cut| self.gated_gemm(0, &arrived, moved, *cut, start_us, &mut Vec::new());
         best(cuts, time)
     }
@@ -130,6 +154,7 @@ impl Call<'_> {
 }
 
 /// When what a rank gathers is there.
+#[derive(Clone)]
 struct Arrived {
     /// When, the shard, and the rows, in the order in which they are multiplied.
     chunks: Vec<(f64, usize, usize)>,

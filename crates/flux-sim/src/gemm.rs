@@ -7,6 +7,15 @@ const SPLIT_US: f64 = 5.0;
 /// What one SM gets of the memory, when it reads alone what nobody else reads, beside an even share (24 bytes a cycle of 18).
 const SM_SHARE: f64 = 1.33;
 
+/// So many bytes of a weight stay in the L2 cache from one sweep to the next; which part of what is more is read once more, since sweeps of
+/// few tiles overlap; and which part of the time that memory takes for it is lost even where it can be hidden behind multiplications. Fitted
+/// to GEMMs of 512 to 4096 rows in eight shards on an H200, swept one by one and together (`tests/sweeps.rs`).
+const KEPT_BYTES: f64 = 20e6;
+const READ_AGAIN: f64 = 0.9;
+const NOT_HIDDEN: f64 = 0.1;
+/// Rows that are swept together at most, so that what is loaded of A and B is used again.
+pub(crate) const SWEPT_ROWS: usize = 2048;
+
 /// How a GEMM is cut, and how long a tile takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cut {
@@ -19,20 +28,28 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// All ways to cut a problem whose tiles go into so many rows of tiles, `row_tiles(height)`.
+    /// All ways to cut a problem whose tiles go into so many rows of tiles, `row_tiles(height)`, and which reads its weight so many times
+    /// more than if all its rows were one shard.
     pub(crate) fn all(
         gpu: &Gpu,
         tiles: &[TileRate],
         problem: &Problem,
-        splits: bool,
+        (splits, reads): (bool, usize),
         row_tiles: impl Fn(usize) -> usize,
     ) -> Vec<Cut> {
         let parts: &[usize] = if splits { &[1, 2, 4, 8] } else { &[1] };
         let ways = tiles.iter().flat_map(|tile| parts.iter().map(move |&parts| (tile, parts)));
-        ways.map(|(&tile, parts)| Cut::new(gpu, problem, tile, parts, row_tiles(tile.rows))).collect()
+        ways.map(|(&tile, parts)| Cut::new(gpu, problem, (tile, parts), row_tiles(tile.rows), reads))
+            .collect()
     }
 
-    fn new(gpu: &Gpu, problem: &Problem, tile: TileRate, parts: usize, row_tiles: usize) -> Self {
+    fn new(
+        gpu: &Gpu,
+        problem: &Problem,
+        (tile, parts): (TileRate, usize),
+        row_tiles: usize,
+        reads: usize,
+    ) -> Self {
         let Problem { m, n, k, element_bytes, .. } = *problem;
         let [m, n, k, element] = [m, n, k, element_bytes].map(|extent| extent as f64);
         let sms = gpu.sms.max(1);
@@ -42,12 +59,14 @@ impl Cut {
         let memory = gpu.memory_gb_per_s * 1e3;
         let tiles = row_tiles * (problem.n.div_ceil(tile.columns));
         let units = (tiles * parts).max(1);
-        let memory_us = ((m + n) * k * element + 2.0 * m * n) / memory;
-        let shared_us = memory_us * units.min(sms) as f64 / units as f64;
+        let weight = n * k * element;
+        let again = READ_AGAIN * reads as f64 * (weight - KEPT_BYTES).max(0.0);
+        let share = units.min(sms) as f64 / units as f64 / memory;
+        let shared_us = (m * k * element + weight + again + 2.0 * m * n) * share;
         // Where there is one row of tiles each reads its own columns of B.
         let lone = if row_tiles <= 1 { tile.columns as f64 * k * element / parts as f64 } else { 0.0 };
         let lone_us = lone / (memory / sms as f64 * SM_SHARE);
-        let part_us = (multiply_us / parts as f64).max(shared_us).max(lone_us);
+        let part_us = (multiply_us / parts as f64).max(shared_us).max(lone_us) + NOT_HIDDEN * again * share;
         let split_us = if parts > 1 { SPLIT_US } else { 0.0 };
         Self { tile, parts, part_us: part_us + split_us, sms }
     }
@@ -82,7 +101,7 @@ pub(crate) fn fastest_us(gpu: &Gpu, problem: &Problem, rows: usize) -> f64 {
         return gpu.launch_us;
     }
     let problem = Problem { m: rows, ..*problem };
-    let cuts = Cut::all(gpu, gpu.tiles, &problem, true, |height| rows.div_ceil(height));
+    let cuts = Cut::all(gpu, gpu.tiles, &problem, (true, 0), |height| rows.div_ceil(height));
     let best = cuts.iter().map(|cut| cut.alone_us(rows, problem.n)).fold(f64::INFINITY, f64::min);
     best + gpu.launch_us
 }

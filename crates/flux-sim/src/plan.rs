@@ -1,7 +1,7 @@
 //! What is computed, and how it is gone about.
 
 use crate::{Error, Result, TileRate};
-use flux_swizzle::{PanelCut, Pattern};
+use flux_swizzle::{PanelCut, Pattern, Sweeps};
 
 /// An operation on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +180,8 @@ pub struct Plan {
     /// An AllReduce: whether each rank's tiles go to all ranks, which all sum all rows, or each rank sums a shard, and the shards
     /// are gathered; by default whichever is faster, of results that are small enough for the first.
     pub one_shot: Option<bool>,
+    /// The fused way: how many shards are swept together, where each travels whole; by default as is fastest.
+    pub sweeps: Option<Sweeps>,
     /// Whether to keep what happens when.
     pub timeline: bool,
 }
@@ -187,6 +189,7 @@ pub struct Plan {
 impl Plan {
     /// A path, with all else as it is by default.
     pub fn new(path: Path) -> Self {
-        Self { path, chunk_rows: None, pattern: None, style: Style::FLUX, one_shot: None, timeline: false }
+        let (chunk_rows, pattern, one_shot, sweeps) = (None, None, None, None);
+        Self { path, chunk_rows, pattern, style: Style::FLUX, one_shot, sweeps, timeline: false }
     }
 }

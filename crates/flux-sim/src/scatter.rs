@@ -3,9 +3,9 @@
 use crate::collective::{Milestones, Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, Travelling, best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, clearly_best, rows_of};
 use crate::{Activity, Baseline, Path, Result, Span};
-use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
+use flux_swizzle::{Chunks, Collective, Pattern, Schedule, Sweeps};
 
 /// How long loads are held up while the link is busy with what the same SMs store, in times of that. Measured between two H200s: 1.7
 /// where tiles for the peer came first, 0.3 and 0.8 where the half for the rank itself did. So half of the tiles, being its own and
@@ -13,10 +13,20 @@ use flux_swizzle::{Chunks, Collective, Pattern, Schedule};
 const STARVED: f64 = 1.4;
 /// Row tiles whose columns flux computes together, so that what is loaded of A and B is used again.
 const SWEPT_TILES: usize = 8;
+/// Of more ranks, where simulating takes long, shards are swept one by one unless something else is said.
+const MOST_COMPARED: usize = 16;
 
 impl Call<'_> {
     /// A ReduceScatter, and when all have their sums.
     pub(crate) fn reduce_scatter(&self) -> Result<Outcome> {
+        let (usual, others) = self.sweeps(&self.chunks()?);
+        let others = if self.machine.gpus() > MOST_COMPARED { &[] } else { others };
+        let of = |sweeps| self.reduce_scatter_in(sweeps).map(|outcome| (outcome.total_us, outcome));
+        Ok(clearly_best((usual, others), of)?.1)
+    }
+
+    /// The same in those sweeps.
+    fn reduce_scatter_in(&self, sweeps: Sweeps) -> Result<Outcome> {
         let mut chunks = self.chunks()?;
         let sums = self.style().sums_on_the_way || (self.style().sums_in_nodes && self.joins_meshes());
         if !sums {
@@ -32,9 +42,9 @@ impl Call<'_> {
         }
         let start_us = self.prologue_us();
         let orders: Vec<Vec<usize>> = (0..gpus).map(|rank| self.order(&schedule, rank)).collect();
-        let cut = self.scatter_cut(&chunks, &orders[0], start_us);
+        let cut = self.scatter_cut(&chunks, &orders[0], sweeps, start_us);
         let computed: Vec<Computing> =
-            orders.iter().map(|order| self.computing(&chunks, order, cut, start_us)).collect();
+            orders.iter().map(|order| self.computing(&chunks, (order, sweeps), cut, start_us)).collect();
         // Where one node stands for all, what a rank computes when is what its like in the first node does.
         let milestones = |rank: usize| -> Milestones {
             let (model, by) = (rank % chunks.alike, rank - rank % chunks.alike);
@@ -64,6 +74,7 @@ impl Call<'_> {
         let done = done.collect();
         Ok(Outcome {
             tile: self.fused_tile(&cut),
+            sweeps,
             rounded: chunks.is_rounded(),
             ..self.outcome(done, Some(&moved), timeline)
         })
@@ -176,7 +187,7 @@ impl Call<'_> {
         self.style().panels.of(rows, self.problem.row_bytes()).count()
     }
 
-    fn scatter_cut(&self, chunks: &Travelling, order: &[usize], start_us: f64) -> Cut {
+    fn scatter_cut(&self, chunks: &Travelling, order: &[usize], sweeps: Sweeps, start_us: f64) -> Cut {
         let gpu = &self.machine.node().gpu;
         let row_tiles = |height: usize| {
             if self.style().straddles && !self.pads() {
@@ -186,18 +197,23 @@ impl Call<'_> {
                 (0..self.machine.gpus()).map(|shard| self.rows_computed(self.shards.rows(shard), height));
             rows.sum::<usize>() / height
         };
-        let splits = self.style().splits;
-        best(Cut::all(gpu, self.tiles(), self.problem, splits, row_tiles), |cut| {
-            self.computing(chunks, order, *cut, start_us).end_us
-        })
+        let reads = self.reads_again(chunks, sweeps);
+        let cuts = Cut::all(gpu, self.tiles(), self.problem, (self.style().splits, reads), row_tiles);
+        best(cuts, |cut| self.computing(chunks, (order, sweeps), *cut, start_us).end_us).1
     }
 
     /// What a rank has computed when, if nothing disturbs it.
-    fn computing(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing(
+        &self,
+        chunks: &Travelling,
+        (order, sweeps): (&[usize], Sweeps),
+        cut: Cut,
+        start_us: f64,
+    ) -> Computing {
         let (mut milestones, mut spans) = (Vec::new(), Vec::new());
         let mut end = start_us;
         match self.plan.path {
-            Path::Fused => return self.computing_fused(chunks, order, cut, start_us),
+            Path::Fused => return self.computing_fused(chunks, (order, sweeps), cut, start_us),
             Path::Chunked => {
                 for &shard in order {
                     let begin = end;
@@ -218,36 +234,62 @@ impl Call<'_> {
     }
 
     /// The same where the rank's one GEMM computes chunk after chunk, in that order.
-    fn computing_fused(&self, chunks: &Travelling, order: &[usize], cut: Cut, start_us: f64) -> Computing {
+    fn computing_fused(
+        &self,
+        chunks: &Travelling,
+        (order, sweeps): (&[usize], Sweeps),
+        cut: Cut,
+        start_us: f64,
+    ) -> Computing {
         let gpu = &self.machine.node().gpu;
         let begin_us = start_us + gpu.launch_us;
-        let mut sms = Sms::new(cut.sms, begin_us);
-        let (mut milestones, mut spans, mut units_done) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut total, mut end) = (0, begin_us);
+        let mut line = Line {
+            sms: Sms::new(cut.sms, begin_us),
+            begin_us,
+            milestones: Vec::new(),
+            units_done: Vec::new(),
+            spans: Vec::new(),
+            total: 0,
+            end_us: begin_us,
+        };
+        if sweeps == Sweeps::ONE_BY_ONE {
+            self.compute_one_by_one(&mut line, chunks, order, &cut);
+        } else {
+            for places in self.swept(sweeps.backwards(order.len())) {
+                self.compute_together(&mut line, chunks, (&order[places], order), &cut);
+            }
+        }
+        let Line { mut milestones, units_done, spans, total, end_us, .. } = line;
+        let end_us = end_us - cut.saved_us(total);
+        for (milestone, done) in milestones.iter_mut().zip(units_done) {
+            let even = begin_us + (end_us - begin_us) * done as f64 / total.max(1) as f64;
+            milestone.0 = if gpu.in_step { milestone.0.min(end_us) } else { even };
+        }
+        milestones.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Computing { milestones, spans, end_us }
+    }
+
+    fn compute_one_by_one(&self, line: &mut Line, chunks: &Travelling, order: &[usize], cut: &Cut) {
         // Row tiles that straddle shards are computed with the first of these.
         let straddles = self.style().straddles && !self.pads();
         let mut computed: Vec<Option<f64>> =
             if straddles { vec![None; self.problem.m.div_ceil(cut.tile.rows)] } else { Vec::new() };
         for &shard in order {
             let count = chunks.count(shard);
-            let tiles = self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows;
-            let stall = self.starved_us(shard, order, &cut);
-            let (mut begin, mut done) = (f64::INFINITY, begin_us);
-            let mut compute = |units: usize| {
-                total += units;
-                let computed = sms.compute(units, cut.part_us + stall, 0.0);
-                begin = begin.min(computed.begin_us);
-                (computed.end_us, total)
-            };
+            let tiles = self.row_tiles(shard, cut);
+            let unit_us = cut.part_us + self.starved_us(shard, order, cut);
+            let mut span = line.begin(shard);
             for chunk in 0..count {
                 if straddles {
                     // A chunk is complete with the last tile that touches it.
                     for tile in rows_of(&chunks.chunks.rows(shard, chunk), cut.tile.rows) {
-                        let units = cut.units(1, self.problem.n);
-                        done = done.max(*computed[tile].get_or_insert_with(|| compute(units).0));
+                        if computed[tile].is_none() {
+                            let units = cut.units(1, self.problem.n);
+                            computed[tile] = Some(line.compute(units, unit_us, &mut span));
+                        }
+                        span.2 = span.2.max(computed[tile].unwrap_or(span.2));
                     }
-                    milestones.push((done, shard, chunk));
-                    units_done.push(compute(0).1);
+                    line.complete(span.2, shard, chunk);
                 } else {
                     // Chunks that are lower than a tile are complete with the tile that they end in.
                     let until = |chunk: usize| (chunk * tiles).div_ceil(count);
@@ -258,23 +300,45 @@ impl Call<'_> {
                     let mut computed = 0;
                     for panel in 0..chunks.panels {
                         let until = units - swept + swept * (panel + 1) / chunks.panels;
-                        done = done.max(compute(until - computed).0);
+                        line.compute(until - computed, unit_us, &mut span);
                         computed = until;
-                        milestones.push((done, shard, chunk * chunks.panels + panel));
-                        units_done.push(compute(0).1);
+                        line.complete(span.2, shard, chunk * chunks.panels + panel);
                     }
                 }
             }
-            end = end.max(done);
-            spans.push((shard, begin.min(done), done));
+            line.end(span);
         }
-        end -= cut.saved_us(total);
-        for (milestone, done) in milestones.iter_mut().zip(units_done) {
-            let even = begin_us + (end - begin_us) * done as f64 / total.max(1) as f64;
-            milestone.0 = if gpu.in_step { milestone.0.min(end) } else { even };
+    }
+
+    /// What is swept together is complete part by part: of the columns of all its shards, the first ones first.
+    fn compute_together(
+        &self,
+        line: &mut Line,
+        chunks: &Travelling,
+        (shards, order): (&[usize], &[usize]),
+        cut: &Cut,
+    ) {
+        let units = |shard: usize| cut.units(self.row_tiles(shard, cut), self.problem.n);
+        let all: usize = shards.iter().map(|&shard| units(shard)).sum();
+        let part_of = |shard: usize| units(shard) as f64 / all.max(1) as f64;
+        let starved_us: f64 =
+            shards.iter().map(|&shard| self.starved_us(shard, order, cut) * part_of(shard)).sum();
+        let parts = shards.iter().map(|&shard| chunks.parts(shard)).max().unwrap_or(0);
+        let mut span = line.begin(shards[0]);
+        let mut computed = 0;
+        for part in 0..parts {
+            let until = all * (part + 1) / parts;
+            line.compute(until - computed, cut.part_us + starved_us, &mut span);
+            computed = until;
+            for &shard in shards.iter().filter(|&&shard| part < chunks.parts(shard)) {
+                line.complete(span.2, shard, part);
+            }
         }
-        milestones.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Computing { milestones, spans, end_us: end }
+        shards.iter().for_each(|&shard| line.end((shard, span.1, span.2)));
+    }
+
+    fn row_tiles(&self, shard: usize, cut: &Cut) -> usize {
+        self.rows_computed(self.shards.rows(shard), cut.tile.rows) / cut.tile.rows
     }
 
     /// How much longer a tile takes that is stored to a peer without pace.
@@ -287,6 +351,43 @@ impl Call<'_> {
         let speeds = route.iter().map(|&link| self.machine.links()[link].gb_per_s * 1e3);
         let speed = speeds.fold(f64::INFINITY, f64::min);
         STARVED * (2 * cut.tile.rows * cut.tile.columns * cut.sms) as f64 / cut.parts as f64 / speed
+    }
+}
+
+/// What a rank's one GEMM has computed so far.
+struct Line {
+    sms: Sms,
+    begin_us: f64,
+    milestones: Milestones,
+    /// By milestone, of all.
+    units_done: Vec<usize>,
+    /// Shard, begin and end.
+    spans: Vec<(usize, f64, f64)>,
+    total: usize,
+    end_us: f64,
+}
+
+impl Line {
+    fn begin(&self, shard: usize) -> (usize, f64, f64) {
+        (shard, f64::INFINITY, self.begin_us)
+    }
+
+    /// When those units are done, too.
+    fn compute(&mut self, units: usize, unit_us: f64, span: &mut (usize, f64, f64)) -> f64 {
+        self.total += units;
+        let computed = self.sms.compute(units, unit_us, 0.0);
+        *span = (span.0, span.1.min(computed.begin_us), span.2.max(computed.end_us));
+        computed.end_us
+    }
+
+    fn complete(&mut self, us: f64, shard: usize, part: usize) {
+        self.milestones.push((us, shard, part));
+        self.units_done.push(self.total);
+    }
+
+    fn end(&mut self, (shard, begin, done): (usize, f64, f64)) {
+        self.end_us = self.end_us.max(done);
+        self.spans.push((shard, begin.min(done), done));
     }
 }
 

@@ -50,6 +50,11 @@ impl Chunks {
         self.chunk_rows
     }
 
+    /// Whether each shard is one chunk.
+    pub fn are_whole_shards(&self) -> bool {
+        self.whole_chunks() <= 1 && self.taper.most_pieces() <= 1
+    }
+
     /// How many signals the numbering spans.
     pub const fn signals(&self) -> usize {
         self.signals_per_shard.saturating_mul(self.shards.world_size())

@@ -14,6 +14,7 @@ mod pattern_text;
 mod schedule;
 mod shard;
 mod spread;
+mod sweeps;
 mod taper;
 mod tile_shape;
 
@@ -26,6 +27,7 @@ pub use pattern::{MOST_RANKS, Pattern};
 pub use pattern_text::BadPattern;
 pub use schedule::{Collective, Schedule, Transfer};
 pub use shard::Shards;
+pub use sweeps::{NoSweeps, Sweeps};
 pub use taper::{End, Taper};
 pub use tile_shape::{BadTile, TileShape};
 

@@ -4,7 +4,8 @@
 //! tile ends.* Row tiles are aligned to shards: none straddles two ranks' rows, so each has one source and one
 //! destination.
 
-use crate::{Chunks, Error, Shards, TileShape};
+use crate::{Chunks, Error, Shards, Sweeps, TileShape};
+use alloc::vec::Vec;
 use core::ops::Range;
 
 /// Rows of tiles that are swept together before the next columns, unless [`TileOrder::swept_by`] says otherwise.
@@ -35,15 +36,17 @@ pub struct Tile {
     pub column_tile: usize,
 }
 
-/// Visits the shards from `first_shard` on, around the world; in each shard its row tiles ascending, in groups; in each
-/// group all columns.
+/// Visits the shards from `first_shard` on, around the world, sweep by sweep ([`TileOrder::swept_together`]; each by itself unless that
+/// says otherwise); in each sweep its row tiles in groups; in each group all columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileOrder {
     shards: Shards,
     first_shard: usize,
+    ends_with_own: bool,
     shape: TileShape,
     columns: usize,
     group: usize,
+    sweeps: Sweeps,
     /// Chunks that are swept one by one where they are finer than elsewhere, and the height of tiles there.
     pieces: Option<(Chunks, usize)>,
 }
@@ -101,9 +104,11 @@ impl TileOrder {
         Ok(Self {
             shards,
             first_shard: (rank + offset) % world_size,
+            ends_with_own: offset == 1,
             shape,
             columns,
             group: group(GROUP_ROWS, shape),
+            sweeps: Sweeps::ONE_BY_ONE,
             pieces: None,
         })
     }
@@ -114,13 +119,22 @@ impl TileOrder {
         Self { group: group(rows, self.shape), ..self }
     }
 
-    /// Follows `chunks` as they travel to or from this rank. At most as many row tiles are swept together as fit into a
-    /// chunk: a group that spans more would wait for rows that arrive later than those it could already use. Chunks that are
-    /// finer than the others are swept one by one, and no tile straddles two of them; those no higher than a tile are cut into
+    /// Sweeps so many shards together, if each of them travels as one chunk.
+    #[must_use]
+    pub const fn swept_together(self, sweeps: Sweeps) -> Self {
+        Self { sweeps, ..self }
+    }
+
+    /// Follows `chunks` as they travel to or from this rank. Where they are no whole shards, at most as many row tiles are swept together
+    /// as fit into a chunk: a group that spans more would wait for rows that arrive later than those it could already use. Chunks that
+    /// are finer than the others are swept one by one, and no tile straddles two of them; those no higher than a tile are cut into
     /// tiles of `height` rows (at least 1): so few rows are to keep all SMs busy.
     #[must_use]
     pub fn following(self, chunks: &Chunks, height: usize) -> Self {
         let height = height.clamp(1, self.shape.rows);
+        if chunks.are_whole_shards() {
+            return self;
+        }
         let group = self.group.min(group(chunks.chunk_rows(), self.shape));
         Self { group, pieces: Some((*chunks, height)), ..self }
     }
@@ -179,12 +193,22 @@ impl TileOrder {
         I: Iterator<Item = usize> + Clone,
     {
         let this = *self;
-        let with_base = self.sections(shards).scan(0, move |next, section| {
+        let sweeps = self.places().into_iter().flat_map(move |places| {
+            let sections = this.sections(shards.clone().skip(places.start).take(places.len()));
+            // Where sections have heights of their own, each is swept by itself.
+            let (together, one_by_one) = match places.len() {
+                1 => (None, Some(sections)),
+                _ => (Some((sections.map(|section| section.row_tiles()).sum(), this.shape.rows)), None),
+            };
+            let one_by_one = one_by_one.into_iter().flatten();
+            together.into_iter().chain(one_by_one.map(|section| (section.row_tiles(), section.height)))
+        });
+        let with_base = sweeps.scan(0, move |next, (row_tiles, height)| {
             let base = *next;
-            *next += section.row_tiles();
+            *next += row_tiles;
             // As many rows are swept together, however high the tiles are.
-            let heights = (this.shape.rows / section.height).max(1);
-            Some((base, section.row_tiles(), this.group.saturating_mul(heights)))
+            let heights = (this.shape.rows / height).max(1);
+            Some((base, row_tiles, this.group.saturating_mul(heights)))
         });
         with_base.flat_map(move |(base, count, group)| {
             (0..count).step_by(group).flat_map(move |first| {
@@ -194,6 +218,16 @@ impl TileOrder {
                 })
             })
         })
+    }
+
+    /// The sweeps, as places in the order of shards.
+    fn places(&self) -> Vec<Range<usize>> {
+        let (world_size, sweeps) = (self.shards.world_size(), self.sweeps);
+        match self.pieces {
+            Some(_) => Sweeps::ONE_BY_ONE.of(world_size).collect(),
+            None if self.ends_with_own => sweeps.backwards(world_size).collect(),
+            None => sweeps.of(world_size).collect(),
+        }
     }
 
     fn shard_order(&self) -> impl Iterator<Item = usize> + Clone + use<> {
@@ -226,7 +260,7 @@ mod tests {
     use super::*;
     use crate::{Chunks, End, Taper};
     use proptest::prelude::*;
-    use std::{collections::BTreeSet, vec, vec::Vec};
+    use std::{collections::BTreeSet, vec};
 
     #[derive(Clone, Debug)]
     struct Case {
@@ -236,15 +270,17 @@ mod tests {
         shape: TileShape,
         chunk_rows: usize,
         taper: Taper,
+        sweeps: Sweeps,
     }
 
     fn cases() -> impl Strategy<Value = Case> {
         let extents = (0usize..1500, 0usize..600, 1usize..17, 1usize..200, 1usize..200, 1usize..700);
-        (extents, 0usize..20, 0usize..9, 0usize..3, 0usize..200).prop_map(
-            |(extents, two, four, eight, grain)| {
+        let sweeps = (0u8..5).prop_map(Sweeps::growing);
+        (extents, 0usize..20, 0usize..9, 0usize..3, 0usize..200, sweeps).prop_map(
+            |(extents, two, four, eight, grain, sweeps)| {
                 let (m, n, world_size, rows, columns, chunk_rows) = extents;
                 let taper = Taper::towards(End::Last, [two, four, eight], grain);
-                Case { m, n, world_size, shape: TileShape { rows, columns }, chunk_rows, taper }
+                Case { m, n, world_size, shape: TileShape { rows, columns }, chunk_rows, taper, sweeps }
             },
         )
     }
@@ -265,6 +301,7 @@ mod tests {
             scattered.following(&first, case.shape.rows / 2),
             TileOrder::plain(case.m, case.shape, case.n).unwrap(),
         ]
+        .map(|order| order.swept_together(case.sweeps))
     }
 
     #[test]
@@ -292,6 +329,31 @@ mod tests {
         assert_eq!(swept[4..8], [(2, 0), (3, 0), (2, 1), (3, 1)]);
         assert_eq!(swept[8..12], [(4, 0), (5, 0), (4, 1), (5, 1)]);
         assert_eq!(swept[12..], [(6, 0), (7, 0), (6, 1), (7, 1)]);
+    }
+
+    #[test]
+    fn shards_are_swept_together() {
+        let shape = TileShape { rows: 2, columns: 1 };
+        let swept = |order: TileOrder, rows: usize| -> Vec<_> {
+            let order = order.swept_by(rows).swept_together(Sweeps::growing(1));
+            let row_tiles: Vec<_> = order.row_tiles().collect();
+            order.tiles().map(|tile| (row_tiles[tile.row_tile].shard, tile.column_tile)).collect()
+        };
+        // Of four ranks with shards of 2 rows and two columns: rank 1 alone, then 2 alone, then 3 and 0 together.
+        let shards = Shards::new(8, 4).unwrap();
+        let gathered = TileOrder::all_gather(shards, 1, shape, 2).unwrap();
+        let alone = [(1, 0), (1, 1), (2, 0), (2, 1)];
+        assert_eq!(swept(gathered, 100), [alone, [(3, 0), (0, 0), (3, 1), (0, 1)]].concat());
+        // No more rows than a sweep may have.
+        assert_eq!(swept(gathered, 2), [alone, [(3, 0), (3, 1), (0, 0), (0, 1)]].concat());
+        // Backwards, rank 1 being the last.
+        let scattered = TileOrder::reduce_scatter(shards, 1, shape, 2).unwrap();
+        let alone = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        assert_eq!(swept(scattered, 100), [[(2, 0), (3, 0), (2, 1), (3, 1)], alone].concat());
+        // What travels in several chunks is swept by them.
+        let finer = Chunks::new(shards, 1).unwrap();
+        let [followed, by_itself] = [gathered.following(&finer, 2), gathered].map(|order| order.swept_by(2));
+        assert!(followed.swept_together(Sweeps::TWO).tiles().eq(by_itself.tiles()));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::schedules::{Gemm, Schedules, plain_tables};
 use crate::{Group, Matrix, OpSpec, Result, tuner};
 use flux_launch::{GemmParams, Policy, ScheduleTables, Tiling};
 use flux_memory::{Address, PerRank, Stream};
-use flux_swizzle::{Pattern, Shards, Taper, TileOrder, TileShape};
+use flux_swizzle::{Pattern, Shards, Sweeps, Taper, TileOrder, TileShape};
 use flux_transport::{AllGather, AllGatherSpec, Awaited, Rows, TransferLog};
 
 /// AllGather + GEMM, built once for a layer and called with any number of rows up to its maximum.
@@ -364,8 +364,8 @@ impl AgGemm {
             destinations: None,
             must_fold: false,
         };
-        let tables = |tiling: &Tiling| match policy {
-            Policy::AllGather => self.fused_tables(rank, rows, tiling),
+        let tables = |tiling: &Tiling, sweeps| match policy {
+            Policy::AllGather => self.fused_tables(rank, rows, tiling, sweeps),
             _ => plain_tables(rows, tiling, weight_rows),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.
@@ -373,11 +373,12 @@ impl AgGemm {
     }
 
     /// Own shard first, then as the chunks arrive; a tile's gate is the chunks that its rows touch.
-    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
+    fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling, sweeps: Sweeps) -> Result<ScheduleTables> {
         let chunks = self.gather.chunks(rank, m)?;
         let order =
             TileOrder::all_gather(*chunks.shards(), rank, tiling.shape, self.weight_rows(rank).len())?;
-        let order = order.swept_by(tiling.group_rows).following(&chunks, tiling.half_rows());
+        let order = order.swept_by(tiling.group_rows).swept_together(sweeps);
+        let order = order.following(&chunks, tiling.half_rows());
         Ok(ScheduleTables::along(&order, self.gather.order(rank), |tile, entry| {
             if tile.shard != rank {
                 let gate = chunks.gate(tile);

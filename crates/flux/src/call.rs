@@ -6,7 +6,7 @@ use crate::schedules::Schedules;
 use crate::{Delivery, Error, Group, Levels, Order, PathPreference, Push, Result, Summation};
 use flux_launch::{Activation, DType};
 use flux_memory::{Address, PerRank, Stream};
-use flux_swizzle::{Taper, TileShape};
+use flux_swizzle::{Sweeps, Taper, TileShape};
 use flux_transport::{Direction, TransferLog};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -57,6 +57,9 @@ pub struct OpSpec {
     /// leaves when its own tiles are complete. By default four between GPUs that reach each other's memory, or as many as have 4 MiB;
     /// elsewhere one, and always one between nodes. Panels are at least 256 columns wide; 0 counts as one.
     pub panels: Option<usize>,
+    /// How many shards the GEMM of a fused call sweeps together, where each travels whole. By default one by one, unless others are
+    /// expected to be clearly faster, as the weight is then read less often; always one by one where the taper decides.
+    pub sweeps: Option<Sweeps>,
     /// [`crate::AgGemm`] only: whether the gathered A is wanted too ([`crate::AgGemm::gathered`]). Then the rank's own rows
     /// are copied to their place among it before the GEMM begins, which otherwise reads them where the caller has them.
     pub keep_gathered: bool,
@@ -89,6 +92,7 @@ impl OpSpec {
             chunk_rows: None,
             taper: None,
             panels: None,
+            sweeps: None,
             keep_gathered: false,
             one_shot_rows: None,
             tune_rows: Vec::new(),
@@ -334,7 +338,7 @@ unsafe fn in_phases<Op: Phased>(
         let mut rank_state = state.lock(rank);
         rank_state.epoch += 1;
         rank_state.broken = true; // until everything is enqueued
-        rank_state.schedules.begin_call(choice.tile);
+        rank_state.schedules.begin_call(choice.tile, choice.sweeps);
         op.transfer_logs(rank).into_iter().for_each(TransferLog::begin);
     }
     let _span = tracing::debug_span!("call", ?ranks, path = %choice.path).entered();

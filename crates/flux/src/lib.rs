@@ -40,7 +40,7 @@ pub use flux_launch::{Activation, DType, E4m3, Element, UnitTrace};
 pub use flux_memory::{
     Address, Backend, Bootstrap, BootstrapError, Buffer, Device, Placement, Sharing, Stream, Timer,
 };
-pub use flux_swizzle::{BadPattern, End, Pattern, Shards, Taper, TileShape};
+pub use flux_swizzle::{BadPattern, End, NoSweeps, Pattern, Shards, Sweeps, Taper, TileShape};
 pub use flux_transport::{Direction, LaunchEnvironment, SignalLoss};
 pub use from_env::launch_environment;
 pub use gemm_ar::{GemmAr, GemmArCall};

@@ -2,7 +2,7 @@
 
 use crate::delivery::{self, with_delivery};
 use crate::planner::{Chosen, PlanSource};
-use crate::{Delivery, Summation, TileShape};
+use crate::{Delivery, Summation, Sweeps, TileShape};
 
 /// A shard travels at once if it can: over NVLink finer chunks took 0.4 to 3.6 % longer where K is long (measured on two H200s), and each
 /// costs the host a few µs. But what waits for a chunk waits for all of it, so there is a limit.
@@ -79,6 +79,8 @@ pub struct PathChoice {
     /// The tile that was asked for, or measured to be the best, or with which a call overlaps best beside a slow link; if none, the
     /// kernels' own choice.
     pub tile: Option<TileShape>,
+    /// How many shards a fused call's GEMM sweeps together, if they travel whole.
+    pub sweeps: Sweeps,
     /// Who has decided it.
     pub source: PlanSource,
     /// The reason, for people; [`crate::AgGemm::explain`] and its like say more.
@@ -87,7 +89,7 @@ pub struct PathChoice {
 
 /// The way that was planned for calls of an AllGather+GEMM.
 pub(crate) fn choice(chosen: Chosen) -> PathChoice {
-    let Chosen { path, source, pads, order, tile } = chosen;
+    let Chosen { path, source, pads, order, tile, sweeps } = chosen;
     let why = match (path, source) {
         (Path::Local, _) => "one rank has nothing to communicate",
         (_, PlanSource::Forced) => "as asked",
@@ -95,7 +97,7 @@ pub(crate) fn choice(chosen: Chosen) -> PathChoice {
         (Path::Unfused, PlanSource::Model) if pads => PADS,
         (_, PlanSource::Model) => "expected to be the fastest",
     };
-    PathChoice { path, delivery: None, summation: None, order, tile, source, why }
+    PathChoice { path, delivery: None, summation: None, order, tile, sweeps, source, why }
 }
 
 const PADS: &str = "a shard fills less than half a tile, and fused tiles do not straddle shards";
@@ -173,7 +175,8 @@ mod tests {
             (Path::Unfused, Tuned, true, "measured"),
             (Path::Chunked, Forced, false, "as asked"),
         ] {
-            let chosen = Chosen { path, source, pads, order: "ring", tile: None };
+            let sweeps = Sweeps::ONE_BY_ONE;
+            let chosen = Chosen { path, source, pads, order: "ring", tile: None, sweeps };
             let scattered = reduce_scatter(chosen, relayed);
             assert!(choice(chosen).why.contains(why) && scattered.why.contains(why), "{scattered:?}");
             assert_eq!(scattered.delivery.is_some(), path == Path::Fused);

@@ -7,7 +7,7 @@ use flux_launch::{
     Schedule, ScheduleTables, Tiling, Trace,
 };
 use flux_memory::{Event, Stream};
-use flux_swizzle::{Shards, TileOrder, TileShape};
+use flux_swizzle::{Shards, Sweeps, TileOrder, TileShape};
 
 /// How many numbers of rows an operation remembers. A call with another one writes its schedule anew, in stream order.
 const KEPT: usize = 8;
@@ -80,6 +80,8 @@ pub(crate) struct Schedules {
     folded: bool,
     /// The tile that the call's GEMMs are to be cut into, if it is decided.
     tile: Option<TileShape>,
+    /// How many shards they sweep together.
+    sweeps: Sweeps,
     /// When the units of the last call happened, if the group is traced.
     trace: Option<Trace>,
 }
@@ -122,13 +124,15 @@ impl Schedules {
             turn: 0,
             folded: false,
             tile: None,
+            sweeps: Sweeps::ONE_BY_ONE,
             trace: group.config().trace.then(room).transpose()?,
         })
     }
 
-    /// A call begins: its launches are what is traced from here on, and are cut into `tile`, if that is decided.
-    pub(crate) fn begin_call(&mut self, tile: Option<TileShape>) {
-        self.tile = tile;
+    /// A call begins: its launches are what is traced from here on, are cut into `tile`, if that is decided, and sweep so many shards
+    /// together, which for calls of as many rows is always the same.
+    pub(crate) fn begin_call(&mut self, tile: Option<TileShape>, sweeps: Sweeps) {
+        (self.tile, self.sweeps) = (tile, sweeps);
         if let Some(trace) = &self.trace {
             trace.begin();
         }
@@ -154,7 +158,7 @@ impl Schedules {
     }
 
     /// Launches `gemm` with the schedule for its rows and policy; if it is not there, the launcher chooses the tile, and
-    /// `tables` makes a schedule of it. What the parameters ask to fold in is left out if the kernel cannot:
+    /// `tables` makes a schedule of it and the sweeps. What the parameters ask to fold in is left out if the kernel cannot:
     /// [`Schedules::folded`].
     ///
     /// # Safety
@@ -163,7 +167,7 @@ impl Schedules {
         &mut self,
         stream: &Stream,
         gemm: &Gemm<'_>,
-        tables: impl FnOnce(&Tiling) -> Result<ScheduleTables>,
+        tables: impl FnOnce(&Tiling, Sweeps) -> Result<ScheduleTables>,
     ) -> Result<()> {
         self.turn += 1;
         // Hopper's kernel does not put: the portable one, which takes what is not aligned, does.
@@ -179,7 +183,7 @@ impl Schedules {
         if found.is_none() {
             entry.key = None;
             let tiling = gemm.tiling(aligned, self.tile)?;
-            let tables = tables(&tiling)?.halve_last(tiling.halved, tiling.half_rows())?;
+            let tables = tables(&tiling, self.sweeps)?.halve_last(tiling.halved, tiling.half_rows())?;
             // SAFETY: every launch that used the old schedule comes before the event that the stream waits for, and every
             // launch of the new one after this.
             unsafe { entry.schedule.write(stream, &tables)? };

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout)] // the figures are the point
 
 mod scatter;
+mod sweeps;
 
 use flux::Overlap;
 use flux_launch::{

@@ -197,9 +197,12 @@ pub(crate) fn interleaved<E: Element>(
     let mut calls: Vec<_> =
         contenders.iter().map(|contender| contender.calls(protocol)).collect::<Result<_, _>>()?;
     if matches!(protocol.clock, Clock::Host) {
-        // By the host's clock a sample has a begin and an end: who has fewer calls pays more of these for each.
+        // By the host's clock a sample has a begin and an end: who has fewer calls pays more of these for each. All processes make as many,
+        // also of what one alone has timed, the plain GEMM: else some would wait for calls that others do not make.
         let most = calls.iter().copied().max().unwrap_or(1);
-        calls.fill(most);
+        let agreed = |most, contender: &Contender<'_, E>| contender.operands.most(most);
+        let most = contenders.iter().try_fold(most as u64, agreed)?;
+        calls.fill(usize::try_from(most).unwrap_or(MAX_CALLS));
     }
     let mut times = vec![(Vec::new(), Vec::new()); contenders.len()];
     for _ in 0..protocol.samples {

@@ -157,12 +157,17 @@ impl<E: Element> Operands<E> {
         Ok(self.group.device(self.group.local_ranks().start)?)
     }
 
-    /// The longest of what the processes bring.
+    /// The longest of what the group's processes bring.
     pub(crate) fn slowest(&self, own: Duration) -> Result<Duration, Error> {
-        let all = self.group.all_gather(&own.as_secs_f64().to_le_bytes())?;
-        let seconds =
-            all.iter().filter_map(|bytes| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
-        Ok(Duration::try_from_secs_f64(seconds.fold(0.0, f64::max)).unwrap_or(own))
+        let most = self.most(u64::try_from(own.as_nanos()).unwrap_or(u64::MAX))?;
+        Ok(Duration::from_nanos(most))
+    }
+
+    /// The most of what the group's processes bring.
+    pub(crate) fn most(&self, own: u64) -> Result<u64, Error> {
+        let all = self.group.all_gather(&own.to_le_bytes())?;
+        let all = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?)));
+        Ok(all.fold(own, u64::max))
     }
 
     /// The stream of the first rank of this process.

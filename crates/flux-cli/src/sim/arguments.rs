@@ -2,7 +2,7 @@
 
 use crate::args::{OpArgument, parse_chunk_rows};
 use clap::{Args, ValueEnum};
-use flux::Order;
+use flux::{Order, Sweeps};
 use flux_sim::{Gpu, Op, Path};
 use std::path::PathBuf;
 
@@ -44,6 +44,10 @@ pub(crate) struct SimArguments {
     /// Rows in which a shard travels; by default whole shards up to 32 MiB.
     #[arg(long, value_name = "N", value_parser = parse_chunk_rows)]
     pub(crate) chunk_rows: Option<usize>,
+    /// How many shards the fused GEMM sweeps together, where each travels whole: each sweep so many times as many as all before it, 0 for
+    /// one by one, or two, the own shard and all others; by default as is fastest.
+    #[arg(long, value_name = "GROWTH")]
+    pub(crate) shard_sweeps: Option<Sweeps>,
     /// Which way the timeline shows.
     #[arg(long, value_enum, default_value_t = SimPath::Fused)]
     pub(crate) path: SimPath,

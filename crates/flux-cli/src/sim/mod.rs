@@ -36,7 +36,8 @@ pub(crate) fn run(arguments: &SimArguments) -> Result<(), Error> {
         }
     };
     let pattern = Some(order.clone());
-    let plan = Plan { chunk_rows: arguments.chunk_rows, pattern, ..Plan::new(Path::Fused) };
+    let (chunk_rows, sweeps) = (arguments.chunk_rows, arguments.shard_sweeps);
+    let plan = Plan { chunk_rows, pattern, sweeps, ..Plan::new(Path::Fused) };
     let ms: Vec<usize> = match (arguments.sweep, arguments.m) {
         (Some(sweep), _) => sweep.values().collect(),
         (None, m) => m.into_iter().collect(),
@@ -168,7 +169,7 @@ fn report(
             "m": problem.m, "n": problem.n, "k": problem.k,
             "t_gemm_us": row.gemm_us, "t_comm_us": row.communication_us, "t_unfused_us": row.unfused_us,
             "t_chunked_us": row.chunked_us, "t_fused_us": row.fused.total_us,
-            "ect_us": row.ect_us(), "e": row.efficiency(), "rounded": row.fused.rounded, "link_bytes": links,
+            "sweeps": row.fused.sweeps.to_string(), "ect_us": row.ect_us(), "e": row.efficiency(), "rounded": row.fused.rounded, "link_bytes": links,
         })
     };
     json!({

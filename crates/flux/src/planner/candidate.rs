@@ -5,7 +5,7 @@ use super::orders::{MOST_RANKS, Orders};
 use super::wishes::Wishes;
 use crate::plan::{chunk_rows, one_shot_rows};
 use crate::{Delivery, Direction, Path, PathPreference, Result, TileShape};
-use flux_swizzle::Pattern;
+use flux_swizzle::{Pattern, Sweeps};
 use serde::{Serialize, Serializer};
 
 /// Shards travel whole, or in so many chunks each.
@@ -35,6 +35,9 @@ pub struct Plan {
     /// The tile that the GEMM is expected to be cut into, where that is known.
     #[serde(serialize_with = "tile")]
     pub tile: Option<TileShape>,
+    /// How many shards the fused GEMM sweeps together.
+    #[serde(serialize_with = "text")]
+    pub sweeps: Sweeps,
 }
 
 impl std::fmt::Display for Plan {
@@ -49,6 +52,9 @@ impl std::fmt::Display for Plan {
         write!(f, ", {}", self.direction)?;
         if self.chunk_rows > 0 {
             write!(f, ", chunks of {} rows", self.chunk_rows)?;
+        }
+        if self.sweeps != Sweeps::ONE_BY_ONE {
+            write!(f, ", sweeps {}", self.sweeps)?;
         }
         Ok(())
     }
@@ -142,7 +148,8 @@ pub(crate) fn all(
         for order in ground.orders.of(layer.op, direction) {
             let mut add = |path, one_shot, direction, delivery, chunk_rows| {
                 let order = order.clone();
-                plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile: None });
+                let (tile, sweeps) = (None, Sweeps::ONE_BY_ONE);
+                plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile, sweeps });
             };
             if layer.op == OpKind::AgGemm {
                 chunks.iter().for_each(|&rows| add(Path::Fused, false, direction, None, rows));
@@ -164,7 +171,8 @@ pub(crate) fn all(
         // One-shot, all send to all, whatever the order.
         let mut add = |path, direction, delivery| {
             let order = Pattern::full_mesh(layer.world_size);
-            plans.push(Plan { path, one_shot: true, direction, delivery, chunk_rows: 0, order, tile: None });
+            let (one_shot, chunk_rows, tile, sweeps) = (true, 0, None, Sweeps::ONE_BY_ONE);
+            plans.push(Plan { path, one_shot, direction, delivery, chunk_rows, order, tile, sweeps });
         };
         add(Path::Fused, Direction::Push, Some(Delivery::Direct));
         [Direction::Push, Direction::Pull]

@@ -67,6 +67,11 @@ impl Facts {
         serde_json::from_slice(of_first).map_err(|error| Error::NoMachine { reason: error.to_string() })
     }
 
+    /// Whether there is more than one rank on a GPU.
+    pub(crate) const fn share_gpus(&self) -> bool {
+        matches!(&self.machine, Place::Gpus(Description { share: 2.., .. }))
+    }
+
     pub(crate) const fn through_host(&self) -> bool {
         matches!(&self.machine, Place::Gpus(Description { through_host: true, .. }))
     }

@@ -2,7 +2,7 @@
 
 use super::facts::number;
 use crate::{DType, Levels, OpSpec};
-use flux_swizzle::{Shards, TileShape};
+use flux_swizzle::{Shards, Sweeps, TileShape};
 use serde::{Deserialize, Serialize};
 
 /// The operations, by name.
@@ -49,6 +49,8 @@ pub(crate) struct Layer {
     pub(crate) tile: Option<TileShape>,
     /// The panels that were asked for.
     pub(crate) panels: Option<usize>,
+    /// The sweeps that were asked for.
+    pub(crate) sweeps: Option<Sweeps>,
     /// A number of all that the caller has decided: what is measured then says nothing of calls that are free to go another way.
     pub(crate) asked: u64,
 }
@@ -56,8 +58,9 @@ pub(crate) struct Layer {
 impl Layer {
     pub(crate) fn new(op: OpKind, spec: &OpSpec, world_size: usize) -> Self {
         let &OpSpec { n, k, dtype, levels, path, direction, delivery, summation, push, .. } = spec;
-        let OpSpec { order, chunk_rows, taper, panels, one_shot_rows, keep_gathered, tile, .. } = spec;
-        let rows = (chunk_rows, taper, panels, one_shot_rows, keep_gathered, tile);
+        let OpSpec { order, chunk_rows, taper, panels, sweeps, one_shot_rows, keep_gathered, tile, .. } =
+            spec;
+        let rows = (chunk_rows, taper, panels, sweeps, one_shot_rows, keep_gathered, tile);
         let asked = number(&format!(
             "{levels} {path:?} {direction:?} {delivery} {summation} {push} {order} {rows:?}"
         ));
@@ -70,6 +73,7 @@ impl Layer {
             sums_in_nodes: levels != Levels::One,
             tile: *tile,
             panels: *panels,
+            sweeps: *sweeps,
             asked,
         }
     }

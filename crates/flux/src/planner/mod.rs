@@ -46,6 +46,7 @@ use crate::tuner::Entry;
 use crate::{Group, OpSpec, Path, PathPreference, Result, TileShape};
 use candidate::{Ground, order_name};
 use facts::Facts;
+use flux_swizzle::Sweeps;
 use model::{Model, Prediction};
 use orders::Orders;
 use std::collections::BTreeMap;
@@ -66,6 +67,8 @@ pub(crate) struct Chosen {
     pub(crate) order: &'static str,
     /// The tile that was asked for, or measured to be the best, or overlaps best.
     pub(crate) tile: Option<TileShape>,
+    /// How many shards are swept together.
+    pub(crate) sweeps: Sweeps,
 }
 
 /// What a call is expected to take, or why that cannot be reckoned.
@@ -99,6 +102,10 @@ impl Planner {
         let facts = Facts::agreed(group, &layer)?;
         if facts.through_host() {
             layer.panels.get_or_insert(1); // there, chunks travel by whole rows
+        }
+        if facts.through_host() || (op == OpKind::AgGemm && facts.share_gpus()) {
+            // There a taper decides; and beside GEMMs of the same GPU pushes take several times as long as by themselves.
+            layer.sweeps.get_or_insert(Sweeps::ONE_BY_ONE);
         }
         let mut planner = Self {
             ground: Ground {
@@ -153,6 +160,7 @@ impl Planner {
                 pads: false,
                 order: "none",
                 tile: self.layer.tile,
+                sweeps: Sweeps::ONE_BY_ONE,
             });
         }
         let weighed = self.weigh(m, |plan| self.unfit(m, plan).is_none())?;
@@ -166,7 +174,14 @@ impl Planner {
                     Some(tile) => Some(tile),
                     None => self.overlapped_tile(m, plan)?,
                 };
-                Chosen { path: plan.path, source, pads, order: order_name(&plan.order), tile }
+                Chosen {
+                    path: plan.path,
+                    source,
+                    pads,
+                    order: order_name(&plan.order),
+                    tile,
+                    sweeps: plan.sweeps,
+                }
             }
             None => {
                 let order = order_name(&self.built().order);
@@ -176,6 +191,7 @@ impl Planner {
                     pads,
                     order,
                     tile: self.layer.tile,
+                    sweeps: self.layer.sweeps.unwrap_or_default(),
                 }
             }
         };

@@ -6,7 +6,7 @@ use super::host::HostModel;
 use super::kind::{Layer, OpKind};
 use crate::{Delivery, Direction, Path, Result, TileShape};
 use flux_sim::{Gpu, Machine, Op, Problem, Schedules, Style, TileRate};
-use flux_swizzle::PanelCut;
+use flux_swizzle::{PanelCut, Sweeps};
 
 /// Where ranks run, as far as it decides how long things take.
 #[derive(Clone, Debug)]
@@ -20,11 +20,12 @@ pub(crate) enum Model {
     },
 }
 
-/// What a plan is expected to take, and the tile that was reckoned with.
+/// What a plan is expected to take, and the tile and the sweeps that were reckoned with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prediction {
     pub(crate) us: f64,
     pub(crate) tile: Option<TileShape>,
+    pub(crate) sweeps: Sweeps,
 }
 
 impl Model {
@@ -79,7 +80,11 @@ impl Model {
         plan: &Plan,
     ) -> Result<Prediction> {
         match self {
-            Model::Host(host) => Ok(Prediction { us: host.us(layer, m, plan)?, tile: Some(host.tile) }),
+            Model::Host(host) => {
+                let (us, tile, sweeps) =
+                    (host.us(layer, m, plan)?, Some(host.tile), layer.sweeps.unwrap_or_default());
+                Ok(Prediction { us, tile, sweeps })
+            }
             Model::Gpus { machine, within } => {
                 let direct = plan.path == Path::Fused && plan.delivery == Some(Delivery::Direct);
                 match within.as_ref().filter(|_| direct) {
@@ -124,9 +129,10 @@ fn simulated(
         pattern: Some(plan.order.clone()),
         style,
         one_shot: Some(plan.one_shot),
+        sweeps: layer.sweeps,
         ..flux_sim::Plan::new(path)
     };
     let outcome = schedules.simulate(machine, &problem, &simulated)?;
     let tile = outcome.tile.map(|(rows, columns)| TileShape { rows, columns });
-    Ok(Prediction { us: outcome.total_us, tile })
+    Ok(Prediction { us: outcome.total_us, tile, sweeps: outcome.sweeps })
 }

@@ -4,7 +4,7 @@ use super::candidate::Plan;
 use super::kind::{Layer, OpKind};
 use super::weigh::Weighed;
 use super::{Candidate, Explain, PlanSource, Planner, Verdict, tiles};
-use crate::{Error, Path, PathPreference, Result, TileShape};
+use crate::{Error, Path, PathPreference, Result, Sweeps, TileShape};
 use flux_memory::Backend;
 
 impl Planner {
@@ -126,6 +126,7 @@ impl Planner {
             chunk_rows: if path == Path::Local { 0 } else { built.chunks.of(m) },
             order: built.order,
             tile: None,
+            sweeps: Sweeps::ONE_BY_ONE,
         })
     }
 

@@ -240,8 +240,8 @@ impl Reduction {
             destinations: fused.then(|| &self.destinations[rank]),
             must_fold: fused && self.folds && self.spec.summation == Summation::Folded,
         };
-        let tables = |tiling: &Tiling| match policy {
-            Policy::ReduceScatter => self.fused_tables(rank, m, tiling),
+        let tables = |tiling: &Tiling, sweeps| match policy {
+            Policy::ReduceScatter => self.fused_tables(rank, m, tiling, sweeps),
             _ => plain_tables(m, tiling, self.spec.n),
         };
         // SAFETY: the caller's promise for the matrices; the rest belongs to this op.

@@ -5,14 +5,20 @@ use crate::schedules::Schedules;
 use crate::{OpSpec, Result};
 use flux_launch::{Destination, RowTile, SIGNAL_ROWS, ScheduleTables, Tiling};
 use flux_memory::PerRank;
-use flux_swizzle::{Chunks, Shards, TileOrder};
+use flux_swizzle::{Chunks, Shards, Sweeps, TileOrder};
 use flux_transport::{Scatter, Target};
 use std::ops::Range;
 
 impl Reduction {
     /// Each tile's place at its destination, and what it waits for: if that is a slot, that the owner has summed what was
     /// there before.
-    pub(super) fn fused_tables(&self, rank: usize, m: usize, tiling: &Tiling) -> Result<ScheduleTables> {
+    pub(super) fn fused_tables(
+        &self,
+        rank: usize,
+        m: usize,
+        tiling: &Tiling,
+        sweeps: Sweeps,
+    ) -> Result<ScheduleTables> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let in_reach = self.in_reach(rank);
         // Destination by destination, in the order in which they leave, its own last; or each tile to all.
@@ -24,7 +30,7 @@ impl Reduction {
             }
             Owners::All => (TileOrder::plain(m, tiling.shape, self.spec.n)?, &[0][..]),
         };
-        let mut order = order.swept_by(tiling.group_rows);
+        let mut order = order.swept_by(tiling.group_rows).swept_together(sweeps);
         let blocks = Chunks::new(shards, SIGNAL_ROWS)?;
         let relayed = self.scatter.relayed_chunks(rank, m)?;
         if let Some(chunks) = &relayed {
