@@ -25,9 +25,9 @@ struct Mover {
     __syncwarp();
   }
 
-  // This block's part of `bytes` bytes: steps of TILE_N bytes in turn, the last of which may be shorter. It is written when
-  // this returns.
-  DEVICE_METHOD void move_part(u64 to, u64 from, u64 bytes) {
+  // This block's part of `bytes` bytes, to so many peers: steps of TILE_N bytes in turn, the last of which may be shorter. It is
+  // written when this returns.
+  DEVICE_METHOD void move_part(const PushPeer* peers, u32 count, u64 to, u64 from, u64 bytes) {
     const u32 steps = (u32)((bytes + TILE_N - 1) / TILE_N);
     if (elect_one()) {
       u32 loading = blockIdx.x;
@@ -44,7 +44,8 @@ struct Mover {
       for (u32 step = blockIdx.x; step < steps; step += gridDim.x) {
         const u64 at = (u64)step * TILE_N;
         barrier_wait(full + 8 * stores.place, stores.lap);
-        store_bytes(to + at, shared + stores.place * TILE_N, (u32)min((u64)TILE_N, bytes - at));
+        const u32 size = (u32)min((u64)TILE_N, bytes - at);
+        for (u32 i = 0; i < count; ++i) store_bytes(peers[i].gathered + to + at, shared + stores.place * TILE_N, size);
         store_box_commit();
         stores.next();
         store_box_wait_read<1>();

@@ -13,25 +13,27 @@ struct Mover {
 
   DEVICE_METHOD void begin() {}
 
-  // This block's part of `bytes` bytes: steps of TILE_N bytes in turn, and what is left over for one of the blocks.
-  DEVICE_METHOD void move_part(u64 to, u64 from, u64 bytes) {
+  // This block's part of `bytes` bytes, to so many peers: steps of TILE_N bytes in turn, and what is left over for one of the blocks.
+  DEVICE_METHOD void move_part(const PushPeer* peers, u32 count, u64 to, u64 from, u64 bytes) {
     const u32 steps = (u32)(bytes / TILE_N);
     u32 step = blockIdx.x;
     for (; step < steps; step += gridDim.x) {
       const u64 at = (u64)step * TILE_N + threadIdx.x * kVector;
       const void* source = (const void*)(from + at);
-      void* target = (void*)(to + at);
       u32 v[kLoads][4];
 #pragma unroll
       for (u32 i = 0; i < kLoads; ++i) load_global_16(v[i], (const u8*)source + i * (kThreads * kVector));
 #pragma unroll
-      for (u32 i = 0; i < kLoads; ++i) store_global_16((u8*)target + i * (kThreads * kVector), v[i]);
+      for (u32 i = 0; i < kLoads; ++i) {
+        const u64 target = to + at + i * (kThreads * kVector);
+        for (u32 peer = 0; peer < count; ++peer) store_global_16((void*)(peers[peer].gathered + target), v[i]);
+      }
     }
     if (step == steps) {
       for (u64 at = (u64)steps * TILE_N + threadIdx.x * kVector; at < bytes; at += kThreads * kVector) {
         u32 v[4];
         load_global_16(v, (const void*)(from + at));
-        store_global_16((void*)(to + at), v);
+        for (u32 peer = 0; peer < count; ++peer) store_global_16((void*)(peers[peer].gathered + to + at), v);
       }
     }
     __syncthreads();

@@ -5,7 +5,7 @@ use flux::{
     OpSpec, Operation, Path, PathPreference, Placement, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
-use flux_tests::groups::on_host as group;
+use flux_tests::groups::{on_host as group, on_host_in};
 use flux_tests::run;
 use flux_tests::table::{CASES, Case, EDGES, check, check_bits};
 use half::bf16;
@@ -30,6 +30,18 @@ fn every_world_size_is_right() {
 #[test]
 fn bits_do_not_depend_on_the_way_or_the_time() {
     check_bits(Case { m: 301, n: 200, k: 100, world_size: 4 }, 20, &group);
+}
+
+/// As where GPUs do not reach each other's memory: shards are fetched, and slots before they are summed.
+#[test]
+fn what_goes_through_the_hosts_memory_is_right() {
+    let group = on_host_in(Placement::PinnedHost);
+    check(Case { m: 0, n: 16, k: 16, world_size: 3 }, &group);
+    check(Case { m: 5, n: 2, k: 16, world_size: 4 }, &group);
+    for world_size in [1, 2, 3, 4, 5, 8] {
+        check(Case { m: 133, n: 40, k: 24, world_size }, &group);
+    }
+    check_bits(Case { m: 1301, n: 200, k: 100, world_size: 4 }, 10, &group);
 }
 
 /// Calls in a row without a host wait in between, each with its own output: reuse is safe, and later calls do not

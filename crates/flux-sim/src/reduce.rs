@@ -28,7 +28,7 @@ impl Call<'_> {
             if gathered { arrived } else { arrived + self.machine.node().gpu.launch_us + last }
         });
         let mut outcome = self.outcome(done.collect(), Some(&moved), timeline);
-        (outcome.tile, outcome.rounded) = (first.tile, first.rounded);
+        (outcome.tile, outcome.sweeps, outcome.rounded) = (first.tile, first.sweeps, first.rounded);
         for link in first.links {
             match outcome.links.iter_mut().find(|other| other.name == link.name) {
                 Some(other) => other.bytes += link.bytes,

@@ -69,3 +69,21 @@ fn shards_of_few_rows_are_swept_together_where_they_come_fast() {
         assert!(of(&slow, 8192, Some(Sweeps::TWO)).0 > of(&slow, 8192, None).0, "{op:?}");
     }
 }
+
+#[test]
+fn sweeps_that_are_asked_for_are_those_that_are_simulated() {
+    let machine = Machine::preset("hgx-h200", 1).unwrap();
+    for op in [Op::AgGemm, Op::GemmRs, Op::GemmAr] {
+        let problem = Problem { op, m: 1024, n: 14336, k: 8192, element_bytes: 2 };
+        for (path, swept) in [
+            (Path::Fused, Sweeps::growing(2)),
+            (Path::Unfused, Sweeps::ONE_BY_ONE),
+            (Path::Chunked, Sweeps::ONE_BY_ONE),
+        ] {
+            let (sweeps, one_shot) = (Some(Sweeps::growing(2)), Some(false));
+            let outcome =
+                simulate(&machine, &problem, &Plan { sweeps, one_shot, ..Plan::new(path) }).unwrap();
+            assert_eq!(outcome.sweeps, swept, "{op:?} {path:?}");
+        }
+    }
+}

@@ -62,6 +62,9 @@ pub struct AllGather {
     /// Pull through pinned host memory: where a rank puts its shard for its peers to read.
     pub(crate) outbox: Option<SymmetricBuffer>,
     rounds: usize,
+    /// The chunks' signals, which GEMMs poll.
+    pub(crate) gates: SymmetricSignals,
+    /// All others.
     pub(crate) signals: SymmetricSignals,
     /// Push: the peer has read what was sent to it. Pull: the peer has read this rank's shard.
     pub(crate) acks: PeerWords,
@@ -114,13 +117,12 @@ impl AllGather {
         let gathered_in = if through_host { Placement::Device } else { spec.placement };
         let gathered = allocate(gathered_layout, gathered_in)?;
         let outbox = through_host.then(|| allocate(outbox_layout, spec.placement)).transpose()?;
-        let words = |row: usize| PeerWords { first: largest.signals().saturating_add(row * world_size) };
+        let words = |row: usize| PeerWords { first: row * world_size };
         let [acks, ready, arrived, passed] = [0, 1, 2, 3].map(words);
-        let signals = SymmetricSignals::allocate(
-            space,
-            largest.signals().saturating_add(4 * world_size),
-            spec.placement,
-        )?;
+        // Where a rank fetches, nobody else raises its chunks' signals. In the host's memory, GEMMs that poll them would take the link
+        // from the very rows that they wait for.
+        let gates = SymmetricSignals::allocate(space, largest.signals(), gathered_in)?;
+        let signals = SymmetricSignals::allocate(space, 4 * world_size, spec.placement)?;
         let pulls = spec.direction == Direction::Pull;
         let before_moving = if pulls { ready } else { acks };
         let moved =
@@ -137,7 +139,7 @@ impl AllGather {
             for received in part.receives().filter(|received| received.is_pushed_on) {
                 came[received.shard] = Some(Event::new(&members.devices[rank])?);
             }
-            let here = Here::all(&part, &signals, log, spec.op, (rank, &largest), arrived, !pulls)?;
+            let here = Here::all(&part, (&gates, &signals), log, spec.op, (rank, &largest), arrived, !pulls)?;
             let puts = link.exchange.as_ref().is_some_and(|exchange| exchange.with.put().is_some());
             let sends_gathered = puts || !here.is_empty() || came.iter().any(Option::is_some);
             Ok::<_, Error>(Rank {
@@ -165,6 +167,7 @@ impl AllGather {
             outbox_layout,
             outbox,
             rounds,
+            gates,
             signals,
             acks,
             ready,
@@ -188,7 +191,7 @@ impl AllGather {
 
     /// `rank`'s signals: the gates that [`Chunks::gate`] names are indices into them.
     pub fn gates(&self, rank: usize) -> Address {
-        self.signals.word(rank, 0)
+        self.gates.word(rank, 0)
     }
 
     /// How a call with `rows` rows is cut into chunks for `receiver`: which of them are finer depends on whose arrive last.

@@ -27,7 +27,7 @@ impl Here {
     #[allow(clippy::too_many_arguments)] // whose signals, which, and who waits for them
     pub(crate) fn all(
         part: &Part,
-        signals: &SymmetricSignals,
+        (gates, signals): (&SymmetricSignals, &SymmetricSignals),
         log: &Arc<FaultLog>,
         op: u32,
         (rank, largest): (usize, &Chunks),
@@ -44,7 +44,7 @@ impl Here {
             return Ok(Vec::new());
         }
         let each = largest.signal(1, 0).max(1);
-        let site = |signal: usize| vec![(signals.word(rank, signal), stream_site(signal / each, signal))];
+        let site = |signal: usize| vec![(gates.word(rank, signal), stream_site(signal / each, signal))];
         let one = |_| {
             let chunks = log.wait_points(op, (0..largest.signals()).map(site).collect())?;
             let shards = arrived.wait_points(signals, log, op, rank, largest.shards().world_size())?;
@@ -220,7 +220,7 @@ impl AllGather {
                     let bytes = range.len() * self.spec.row_bytes;
                     let lane = Moved::EXCHANGED;
                     step.moved.push(Moved { from: peer, to: rank, shard, lane, bytes, signal });
-                    step.raised.extend(signal.map(|signal| self.signals.word(rank, signal)));
+                    step.raised.extend(signal.map(|signal| self.gates.word(rank, signal)));
                 }
                 exchange.take(&step, state.link.log.as_ref(), epoch)?;
             }
@@ -313,7 +313,7 @@ impl AllGather {
         let raised = signal.filter(|_| !self.is_lost(shard, to));
         let place = self.gathered_layout.rows_at(self.gathered(to), rows.start, source.side.is_some());
         let bytes = rows.len() * self.spec.row_bytes;
-        let raised = raised.map_or(Address::NULL, |signal| self.signals.word(to, signal));
+        let raised = raised.map_or(Address::NULL, |signal| self.gates.word(to, signal));
         let chunk = Chunk { from: source.rows, to: place.rows, bytes, signal: raised };
         let link = &self.ranks[rank].link;
         // SAFETY: the caller's promise.

@@ -16,6 +16,7 @@
 //! With [`Scatter::to_all`] every rank owns all rows: an AllReduce in one step, with more to move than a ReduceScatter and
 //! an AllGather, and one wait less.
 
+use crate::landing::Landing;
 use crate::levels::{Levels, slot_layout};
 use crate::link::{Link, PeerWords, here, stream_site};
 use crate::relay::Relay;
@@ -80,6 +81,8 @@ pub struct Scatter {
     pub(crate) puts: Option<Puts>,
     /// Likewise.
     pub(crate) levels: Option<Levels>,
+    /// Likewise. Where slots are in pinned host memory, unless some are sent on from there.
+    pub(crate) landing: Option<Landing>,
     pub(crate) layout: SlotLayout,
     pub(crate) world_size: usize,
     pub(crate) reach: Arc<Reach>,
@@ -217,10 +220,19 @@ impl Scatter {
             Some(relay) if placement == Placement::Device && puts.is_none() => Some(relay.memory()),
             _ => Some(Arc::new(allocate(spec.max_rows, placement)?)),
         };
+        let lands = spec.placement == Placement::PinnedHost && reach.is_complete();
+        let filled = |rank: usize| {
+            let sources = layout.slots();
+            let of_block = |word: usize| (signals.word(rank, word), word / slot_signals.max(1));
+            let of_slot = |source: usize| (arrived.word(&signals, rank, source), source);
+            (0..sources * slot_signals).map(of_block).chain((0..sources).map(of_slot)).collect()
+        };
+        let landing = lands.then(|| Landing::new(members, (spec.op, slots.bytes()), filled)).transpose()?;
         Ok(Self {
             reach,
             puts,
             levels,
+            landing,
             layout,
             relay,
             transfer,
@@ -261,7 +273,18 @@ impl Scatter {
     /// Where `source` writes its rows for `owner`: at the owner, or at [`Scatter::first_hop`].
     pub(crate) fn slot_of(&self, owner: usize, source: usize) -> Address {
         let SlotPlace { rank, slot } = self.layout.place(owner, source);
-        self.slot(rank, slot)
+        match owner == source {
+            true => self.summed_slot(rank, slot), // nobody fetches what is the rank's own
+            false => self.slot(rank, slot),
+        }
+    }
+
+    /// Where `rank` sums a slot from, and writes it if it does so itself.
+    pub(crate) fn summed_slot(&self, rank: usize, slot: usize) -> Address {
+        match &self.landing {
+            Some(landing) => landing.slots.address(rank).add(slot * self.slot_rows * self.spec.row_bytes),
+            None => self.slot(rank, slot),
+        }
     }
 
     /// The signals that `source` raises there, one for each block of rows; those of its next panel are [`Scatter::blocks`] further on.
@@ -336,6 +359,7 @@ impl Scatter {
     pub unsafe fn begin(&self, rank: usize, compute: &Stream) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         state.link.follow_previous(compute)?;
+        self.begin_landing(rank, compute)?;
         match u32::try_from(state.last_pull.load(Ordering::Relaxed)) {
             Err(_) => Ok(()),
             // SAFETY: the signals belong to this op.
@@ -372,6 +396,7 @@ impl Scatter {
     /// Waits on this thread until all calls and transfers have ended.
     pub fn settle(&self) {
         self.ranks.iter().for_each(|rank| rank.link.settle());
+        self.landing.iter().for_each(Landing::settle);
     }
 
     pub(crate) fn is_lost(&self, from: usize, to: usize) -> bool {

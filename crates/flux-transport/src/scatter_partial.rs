@@ -172,7 +172,12 @@ impl Scatter {
         let lane = part.lane(peer);
         let shard = if self.to_all { 0 } else { owner };
         let first_row = chunks.shards().range(shard).start;
-        let (to, slot) = (self.first_hop(source, owner), self.slot_of(owner, source));
+        let to = self.first_hop(source, owner);
+        // Who pulls, fetches to where it sums.
+        let slot = match (self.spec.direction, self.layout.place(owner, source)) {
+            (Direction::Pull, SlotPlace { rank: at, slot }) if at == rank => self.summed_slot(at, slot),
+            _ => self.slot_of(owner, source),
+        };
         for index in 0..chunks.count(shard) {
             let rows = chunks.rows(shard, index);
             let chunk = Chunk {

@@ -83,14 +83,11 @@ impl AllGather {
         }
         for rank in members.local_ranks() {
             let route = |peer| {
-                let word = |index| match self.is_lost(rank, peer) {
-                    false => self.signals.word(peer, index),
-                    true => Address::NULL,
-                };
+                let word = |word: Address| if self.is_lost(rank, peer) { Address::NULL } else { word };
                 PushRoute {
                     gathered: self.gathered(peer),
-                    signals: word(self.largest.signal(rank, 0)),
-                    arrived: word(self.arrived.first + rank),
+                    signals: word(self.gates.word(peer, self.largest.signal(rank, 0))),
+                    arrived: word(self.arrived.word(&self.signals, peer, rank)),
                 }
             };
             let plan = PushPlan {

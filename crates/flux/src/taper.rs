@@ -19,8 +19,11 @@ const RELAYED_CHUNK_US: f64 = 7.0;
 /// 16384: in halves of 512 rows a GEMM is no slower, in pieces of 256 rows and half tiles 8 % where two shards are cut so, 18 % where
 /// five are.
 const RELAYED: Sweep = Sweep { tile: 1.0, half_tile: 0.6 };
-/// Pieces that arrive: then all SMs are at work on one chunk at a time, and each chunk reads the whole weight from memory by itself.
-const GATHERED: Sweep = Sweep { tile: 1.03, half_tile: 0.65 };
+/// Gathered chunks: all SMs are at work on one at a time, and each reads the whole weight from memory by itself, a tenth of which cannot be
+/// hidden: 4.2 TB/s are ten times less. And what half a tile takes beside a whole one. Measured there, in 50 ways of cutting
+/// 8192 × 12736 × 8192 and 8192 × 12672 × 8192 with five tiles, which take 0.957 to 1.05 of what is expected.
+const SWEPT_BYTES_PER_US: f64 = 42e6;
+const HALF_TILE: f64 = 0.62;
 /// What a chunk costs by itself is to be small beside it: at 2 MiB it is an eighth.
 const MIN_PIECE_BYTES: usize = 2 << 20;
 /// A chunk is cut finer if that wins at least this part of the time: more chunks cost the host more.
@@ -44,11 +47,16 @@ pub struct Overlap {
     pub pace: Pace,
 }
 
-/// The time of a tile, and of one of half the rows, in a sweep over the few rows of a piece, beside a tile's in a sweep over many.
+/// The time of a tile, and of one of half the rows, in a sweep over the few rows of a chunk or a piece of one, beside a tile's in a sweep
+/// over many.
 #[derive(Clone, Copy)]
 struct Sweep {
     tile: f64,
     half_tile: f64,
+}
+
+impl Sweep {
+    const OVER_MANY: Self = Self { tile: 1.0, half_tile: 0.5 };
 }
 
 /// The SMs, on which tiles come in turn.
@@ -86,14 +94,14 @@ impl Overlap {
     /// When all has arrived at rank 0 and been multiplied, in µs from the start.
     pub fn gather_us(&self, chunks: &Chunks) -> f64 {
         let mut sms = Sms::new(&self.pace);
-        let mut end = self.multiply(&mut sms, self.shards.rows(0), None, 0.0);
+        let mut end = self.multiply(&mut sms, self.shards.rows(0), (Sweep::OVER_MANY, false), 0.0);
         let mut arrived = 0.0;
         for shard in 1..self.shards.world_size() {
             for index in 0..chunks.count(shard) {
                 let rows = chunks.rows(shard, index).len();
                 arrived += self.copy_us(rows) + GATHERED_CHUNK_US;
-                let piece = chunks.is_piece(shard, index).then_some(GATHERED);
-                end = self.multiply(&mut sms, rows, piece, arrived).max(end);
+                let sweep = (self.gathered(rows), chunks.is_piece(shard, index));
+                end = self.multiply(&mut sms, rows, sweep, arrived).max(end);
             }
         }
         end.max(arrived)
@@ -106,13 +114,13 @@ impl Overlap {
         for shard in 1..self.shards.world_size() {
             for index in 0..chunks.count(shard) {
                 let rows = chunks.rows(shard, index).len();
-                let piece = chunks.is_piece(shard, index).then_some(RELAYED);
-                let complete = self.multiply(&mut sms, rows, piece, 0.0);
+                let sweep = (RELAYED, chunks.is_piece(shard, index));
+                let complete = self.multiply(&mut sms, rows, sweep, 0.0);
                 sent = sent.max(complete) + RELAYED_CHUNK_US + self.copy_us(rows);
             }
         }
         // What is left for a last wave is cut so that all SMs end together.
-        self.multiply(&mut sms, self.shards.rows(0), None, 0.0);
+        self.multiply(&mut sms, self.shards.rows(0), (Sweep::OVER_MANY, false), 0.0);
         sms.mean_us().max(sent)
     }
 
@@ -150,21 +158,28 @@ impl Overlap {
         Ok(best)
     }
 
+    /// How a chunk of that many gathered rows is swept.
+    #[allow(clippy::cast_precision_loss)] // an estimate
+    fn gathered(&self, rows: usize) -> Sweep {
+        let Pace { shape, at_once, tile_us, .. } = self.pace;
+        let tiles = rows as f64 * self.columns as f64 / (shape.rows as f64 * shape.columns as f64);
+        let weight_us = (self.row_bytes as f64 * self.columns as f64) / SWEPT_BYTES_PER_US;
+        let tile = 1.0 + weight_us * at_once as f64 / (tiles * tile_us);
+        Sweep { tile, half_tile: HALF_TILE * tile }
+    }
+
     #[allow(clippy::cast_precision_loss)] // an estimate
     fn copy_us(&self, rows: usize) -> f64 {
         rows.saturating_mul(self.row_bytes) as f64 / BYTES_PER_US
     }
 
     /// Enqueues the tiles of `rows` rows, which are there from `start` on, and returns when the last one is done.
-    /// Those of a piece are swept by themselves, and halved if they are no higher than a tile.
-    fn multiply(&self, sms: &mut Sms, rows: usize, piece: Option<Sweep>, start: f64) -> f64 {
+    /// Those of a piece of a chunk are halved if they are no higher than a tile.
+    fn multiply(&self, sms: &mut Sms, rows: usize, (sweep, is_piece): (Sweep, bool), start: f64) -> f64 {
         let Pace { shape, half_rows, tile_us, .. } = self.pace;
-        let (height, us) = match piece {
-            Some(sweep) if rows <= shape.rows && half_rows < shape.rows => {
-                (half_rows, sweep.half_tile * tile_us)
-            }
-            Some(sweep) => (shape.rows, sweep.tile * tile_us),
-            None => (shape.rows, tile_us),
+        let (height, us) = match is_piece && rows <= shape.rows && half_rows < shape.rows {
+            true => (half_rows, sweep.half_tile * tile_us),
+            false => (shape.rows, sweep.tile * tile_us),
         };
         let column_tiles = self.columns.div_ceil(shape.columns.max(1));
         sms.compute(rows.div_ceil(height.max(1)).saturating_mul(column_tiles), us, start)
@@ -217,9 +232,9 @@ mod tests {
     use super::*;
     use flux_swizzle::TileShape;
 
-    /// What a wave of each tile takes for k = 8192 on an H200, in µs.
+    /// What a wave of each tile takes for k = 8192 on an H200, in µs, as the launcher expects of some 12,700 columns.
     const TILES: [(usize, usize, f64); 5] =
-        [(256, 192, 132.0), (256, 128, 89.8), (128, 256, 89.8), (128, 224, 80.0), (128, 192, 69.0)];
+        [(256, 192, 131.0), (256, 128, 89.0), (128, 256, 89.0), (128, 224, 79.0), (128, 192, 68.1)];
 
     /// Rank 0 of eight on an H200, 8192 rows, with each tile.
     #[allow(clippy::cast_precision_loss)]
@@ -255,10 +270,10 @@ mod tests {
     #[test]
     fn arrivals_are_cut_where_copying_takes_about_as_long_as_multiplying() {
         for (n, tile, pieces, whole_ratio, ratio) in [
-            (25536, "256x192", [1_usize; 7], 1.00..1.03, 1.03),
-            (16384, "256x192", [2, 1, 2, 1, 1, 1, 1], 1.01..1.03, 1.02), // the second wave begins before the first whole shard is there
-            (12736, "128x224", [2, 2, 2, 2, 2, 4, 4], 1.15..1.20, 1.09), // 67 columns of 192: 512 rows are just more than a wave
-            (12672, "128x192", [1, 1, 2, 2, 2, 4, 4], 1.12..1.20, 1.08),
+            (25536, "256x192", [1_usize; 7], 1.00..1.04, 1.04),
+            (16384, "256x192", [2, 1, 2, 1, 1, 1, 1], 1.01..1.04, 1.03), // the second wave begins before the first whole shard is there
+            (12736, "128x224", [2, 2, 2, 2, 2, 4, 4], 1.15..1.22, 1.09), // 67 columns of 192: 512 rows are just more than a wave
+            (12672, "128x192", [1, 2, 2, 2, 2, 4, 4], 1.12..1.20, 1.08),
             (8512, "128x192", [1, 1, 1, 1, 1, 2, 4], 1.11..1.14, 1.06),
         ] {
             let all = overlaps(8192, n, 16384);
@@ -382,7 +397,15 @@ mod tests {
             (12736, (128, 224), [1, 1, 1, 1, 2, 2, 2], 2419.1),
             (12736, (128, 224), [1, 1, 2, 2, 2, 4, 4], 2399.3),
             (12736, (128, 192), [1, 1, 2, 2, 2, 4, 4], 2426.7),
+            (12736, (128, 224), [2, 2, 2, 2, 2, 4, 4], 2365.7),
+            (12736, (128, 224), [2, 2, 2, 2, 4, 4, 4], 2369.1),
+            (12736, (128, 224), [1, 2, 2, 4, 4, 4, 4], 2405.4),
+            (12736, (128, 224), [2, 2, 2, 2, 2, 2, 2], 2436.8),
             (12736, (256, 128), [1, 1, 1, 2, 2, 2, 2], 2475.8),
+            (12672, (128, 192), [2, 2, 2, 2, 2, 4, 4], 2349.4),
+            (12672, (128, 192), [1, 1, 2, 2, 4, 4, 4], 2382.2),
+            (12672, (128, 224), [2, 2, 2, 2, 2, 4, 4], 2347.6),
+            (12672, (256, 128), [2, 2, 2, 2, 2, 4, 4], 2421.3),
             (12672, (128, 192), [1, 1, 1, 1, 2, 2, 2], 2430.2),
             (12672, (128, 192), [1, 1, 2, 2, 2, 4, 4], 2376.7),
             (12672, (128, 224), [1, 1, 2, 2, 2, 4, 4], 2443.6),
@@ -397,7 +420,7 @@ mod tests {
                 Chunks::new(overlap.shards, overlap.chunk_rows).unwrap().tapered(cut(pieces, shape.rows), 0);
             let expected = overlap.gather_us(&chunks);
             assert!(
-                (expected / measured - 1.0).abs() < 0.035,
+                (expected / measured - 1.0).abs() < 0.045,
                 "n = {n}, {shape}, {pieces:?}: {expected} of {measured}"
             );
         }

@@ -184,14 +184,15 @@ impl Planner {
                 }
             }
             None => {
-                let order = order_name(&self.built().order);
+                let (order, one_shot) = (order_name(&self.built().order), m <= self.built().one_shot_rows);
+                let sweeps = self.layer.sweeps.filter(|_| self.wishes.taken() == Path::Fused && !one_shot);
                 Chosen {
                     path: self.wishes.taken(),
                     source: self.source(),
                     pads,
                     order,
                     tile: self.layer.tile,
-                    sweeps: self.layer.sweeps.unwrap_or_default(),
+                    sweeps: sweeps.unwrap_or_default(),
                 }
             }
         };

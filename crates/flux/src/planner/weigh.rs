@@ -45,9 +45,11 @@ impl Planner {
             let measured_us = entry.and_then(|entry| entry.measured(plan, shard_rows));
             let pads = pads(&self.layer, &self.ground, m, plan)?;
             possible.plan.tile = prediction.and_then(|prediction| prediction.tile);
-            // Of what cannot be reckoned with, as asked.
-            let sweeps = prediction.map_or(self.layer.sweeps, |prediction| Some(prediction.sweeps));
-            possible.plan.sweeps = sweeps.unwrap_or_default();
+            if possible.plan.path == Path::Fused && !possible.plan.one_shot {
+                // Of what cannot be reckoned with, as asked.
+                let sweeps = prediction.map_or(self.layer.sweeps, |prediction| Some(prediction.sweeps));
+                possible.plan.sweeps = sweeps.unwrap_or_default();
+            }
             Ok(Weighed { possible, prediction, unreckoned, measured_us, pads })
         };
         all.into_iter().map(weigh).collect()

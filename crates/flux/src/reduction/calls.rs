@@ -10,6 +10,7 @@ use crate::{Matrix, Result, Summation};
 use flux_launch::{Activation, FoldParams, GemmParams, Policy, SIGNAL_ROWS, SumParams, Tiling};
 use flux_memory::{Address, Stream};
 use flux_swizzle::Shards;
+use flux_transport::Landed;
 
 /// One rank's part of a call.
 #[derive(Clone, Copy, Debug)]
@@ -151,8 +152,15 @@ impl Reduction {
             }
             _ => (self.scatter.arrived(rank), 1, self.scatter.slot_rows().max(1)),
         };
+        let fused = part.path == Path::Fused;
+        // SAFETY: the caller's promise; all ranks' transfers are enqueued before the first sum.
+        let landed = unsafe { self.scatter.land(rank, part.epoch, part.m, fused, stream)? };
+        let (slots, (signals, source_stride, signal_rows)) = match landed {
+            Some(Landed { slots, signals }) => (slots, (signals, 1, self.scatter.slot_rows().max(1))),
+            None => (self.slots(rank), (signals, source_stride, signal_rows)),
+        };
         let params = SumParams {
-            slots: self.slots(rank),
+            slots,
             source_pitch: (self.scatter.slot_rows() * self.pitch) as u64,
             ld_slot: self.pitch as u64,
             out: out.address,
