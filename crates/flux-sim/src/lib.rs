@@ -17,6 +17,7 @@ mod preset;
 mod reduce;
 mod scatter;
 mod schedules;
+mod sweeps;
 mod symmetry;
 mod timeline;
 

@@ -3,7 +3,8 @@
 use crate::collective::{Milestones, Moved, run};
 use crate::gemm::{Cut, Sms};
 use crate::library::nccl_us;
-use crate::operation::{Call, Outcome, Travelling, best, clearly_best, rows_of};
+use crate::operation::{Call, Outcome, Travelling, best, rows_of};
+use crate::sweeps::clearly_best;
 use crate::{Activity, Baseline, Path, Result, Span};
 use flux_swizzle::{Chunks, Collective, Pattern, Schedule, Sweeps};
 
