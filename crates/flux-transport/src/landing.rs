@@ -25,7 +25,7 @@ pub(crate) struct Landing {
 struct Rank {
     /// Fetches beside the rank's GEMM, and beside what it sends.
     stream: Stream,
-    /// A call begins: those before it have summed what they had fetched.
+    /// The calls before have summed what they had fetched.
     begun: Event,
     /// All slots are there.
     all: Event,
@@ -97,6 +97,13 @@ impl Scatter {
         else {
             return Ok(None);
         };
+        if rows > self.spec.max_rows {
+            return Err(Error::TooManyRows { rows, max_rows: self.spec.max_rows });
+        }
+        if !by_tiles {
+            // What the rank computes and moves itself is not to count as waiting for others.
+            self.begin_landing(rank, compute)?;
+        }
         let Rank { stream, all, written, .. } = state;
         let shards = *cut(rows, self.world_size, &self.spec.chunk_rows, self.to_all)?.shards();
         let pulled = !by_tiles && self.spec.direction == Direction::Pull;
@@ -104,7 +111,7 @@ impl Scatter {
         let panels = self.panels(rows).count().saturating_sub(1) * self.blocks();
         let blocks = rows_of_slot.div_ceil(self.spec.block_rows.max(1));
         let sources = self.sources();
-        // In the order in which they are filled: the rank before this one computes its rows first.
+        // In the order in which they are filled where all send to all: the rank before this one computes its rows first.
         for source in (1..=sources).map(|step| (rank + sources - step % sources) % sources) {
             let words = match by_tiles {
                 true => {
@@ -136,7 +143,7 @@ impl Scatter {
         Ok(Some(Landed { slots: landing.slots.address(rank), signals: landing.landed.word(rank, 0) }))
     }
 
-    /// A call begins on `compute`: what it fetches, it does not fetch, nor wait for, before.
+    /// What is fetched for a call of `compute` is not fetched, nor waited for, before what that has enqueued.
     pub(crate) fn begin_landing(&self, rank: usize, compute: &Stream) -> Result<()> {
         if let Some(Rank { stream, begun, .. }) =
             self.landing.as_ref().and_then(|landing| landing.ranks.get(rank))

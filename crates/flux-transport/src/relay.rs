@@ -170,13 +170,15 @@ impl Scatter {
         tiles.map_or((Address::NULL, 0), |tiles| (tiles.address(rank), tiles.bytes()))
     }
 
-    /// `compute` is about to enqueue the GEMM whose tiles [`Scatter::relay`] carries. Does nothing if none are relayed.
+    /// `compute` is about to enqueue the GEMM whose tiles [`Scatter::relay`] carries, or [`Scatter::land`] fetches. Does nothing if none
+    /// are.
     ///
     /// # Safety
     /// As for [`Scatter::begin`], which comes before.
     pub unsafe fn begin_relay(&self, rank: usize, compute: &Stream) -> Result<()> {
         let link = &here(&self.ranks, rank, self.world_size)?.link;
         // Not earlier: the bound of the wait for the first tile is not to run while the GEMM is queued.
+        self.begin_landing(rank, compute)?;
         match self.relay {
             Some(_) => link.fork(compute),
             None => link.fork_exchange(compute),

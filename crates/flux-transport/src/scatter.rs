@@ -359,7 +359,6 @@ impl Scatter {
     pub unsafe fn begin(&self, rank: usize, compute: &Stream) -> Result<()> {
         let state = here(&self.ranks, rank, self.world_size)?;
         state.link.follow_previous(compute)?;
-        self.begin_landing(rank, compute)?;
         match u32::try_from(state.last_pull.load(Ordering::Relaxed)) {
             Err(_) => Ok(()),
             // SAFETY: the signals belong to this op.

@@ -104,7 +104,7 @@ impl Planner {
             layer.panels.get_or_insert(1); // there, chunks travel by whole rows
         }
         if facts.through_host() || (op == OpKind::AgGemm && facts.share_gpus()) {
-            // There a taper decides; and beside GEMMs of the same GPU pushes take several times as long as by themselves.
+            // There a taper may decide; and beside GEMMs of the same GPU pushes take several times as long as by themselves.
             layer.sweeps.get_or_insert(Sweeps::ONE_BY_ONE);
         }
         let mut planner = Self {

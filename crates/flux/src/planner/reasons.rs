@@ -3,8 +3,8 @@
 use super::candidate::Plan;
 use super::kind::{Layer, OpKind};
 use super::weigh::Weighed;
-use super::{Candidate, Explain, PlanSource, Planner, Verdict, tiles};
-use crate::{Error, Path, PathPreference, Result, Sweeps, TileShape};
+use super::{Candidate, Chosen, Explain, PlanSource, Planner, Verdict, tiles};
+use crate::{Error, Path, PathPreference, Result, TileShape};
 use flux_memory::Backend;
 
 impl Planner {
@@ -117,7 +117,7 @@ impl Planner {
 
     /// What is done where no candidate is left.
     fn fallback(&self, m: usize) -> Result<Plan> {
-        let (built, path) = (self.built(), self.plan(m)?.path);
+        let (built, Chosen { path, sweeps, .. }) = (self.built(), self.plan(m)?);
         Ok(Plan {
             path,
             one_shot: self.layer.op == OpKind::GemmAr && m <= built.one_shot_rows,
@@ -126,7 +126,7 @@ impl Planner {
             chunk_rows: if path == Path::Local { 0 } else { built.chunks.of(m) },
             order: built.order,
             tile: None,
-            sweeps: Sweeps::ONE_BY_ONE,
+            sweeps,
         })
     }
 
