@@ -260,7 +260,8 @@ impl Scatter {
     }
 
     /// A slot in the memory of `rank`, by its number: that of its source; in two levels, [`Scatter::source_ranks`] says what
-    /// the first ones are of.
+    /// the first ones are of. Where slots lie in pinned host memory, the rank's own rows, and what it pulls, are not there, but where
+    /// [`Scatter::land`] says.
     pub fn slot(&self, rank: usize, slot: usize) -> Address {
         self.slots.address(rank).add(slot * self.slot_rows * self.spec.row_bytes)
     }

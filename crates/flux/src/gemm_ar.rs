@@ -71,7 +71,7 @@ impl GemmAr {
     /// Allocates, for every rank, what one-shot calls need (slots of `world_size` · [`GemmAr::one_shot_rows`] · N elements)
     /// and, if calls may have more rows than that, what the two steps need (slots and gathered rows, `max_m · N` elements
     /// each); unless all calls are fused, or where tiles are relayed, partial sums of as many rows, as for [`crate::GemmRs`];
-    /// the signals and the schedules. Loads the kernels. Calls allocate nothing on a GPU. Activations are
+    /// the signals and the schedules; slots in pinned host memory once more in device memory. Loads the kernels. Calls allocate nothing on a GPU. Activations are
     /// refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         tuner::lazily(group, OpKind::GemmAr, &spec)?;

@@ -49,8 +49,8 @@ pub struct GemmRsCall {
 impl GemmRs {
     /// Allocates, for every rank, the slots (`max_m · N` elements; [`Levels::Two`] takes more), the same again for partial sums unless all calls are
     /// fused and deliver directly, the signals and the schedules, and loads the kernels. (Partial sums take as much twice if
-    /// some calls relay tiles from device memory, and others have them pulled from pinned host memory.) Calls allocate
-    /// nothing on a GPU. Activations are refused: layers have none here.
+    /// some calls relay tiles from device memory, and others have them pulled from pinned host memory; where slots lie in that, each rank
+    /// has them in device memory, too.) Calls allocate nothing on a GPU. Activations are refused: layers have none here.
     pub fn new(group: &Group, spec: OpSpec) -> Result<Self> {
         tuner::lazily(group, OpKind::GemmRs, &spec)?;
         group.together("gemm-rs", &spec, || Self::build(group, spec.clone()))

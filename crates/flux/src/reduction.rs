@@ -59,7 +59,8 @@ pub(crate) struct Reduction {
 
 impl Reduction {
     /// Allocates, for calls of at most `max_rows` rows, every rank's slots, the same again for partial sums unless all
-    /// calls are fused and deliver directly, and the signals, and loads the kernels.
+    /// calls are fused and deliver directly, and the signals, and loads the kernels. Slots in pinned host memory are once more in
+    /// device memory.
     pub(crate) fn new(
         group: &Group,
         spec: &OpSpec,
