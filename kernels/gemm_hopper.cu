@@ -42,8 +42,11 @@ struct Config {
   // Whether a tile's first block of K is multiplied by code of its own: the loop is then shorter by a few instructions. With
   // many sums they are nothing beside a multiplication, each copy of which takes the driver long to compile.
   static const bool kPeels = kBlocksM * kSums <= 96;
+  // Whether a finished tile can be held in registers, rounded, while the next one is multiplied: beside more sums there is no room, and
+  // tiles of fewer gain nothing.
+  static const bool kHolds = !kSplitsN && kBlocksM * kSums > 96 && kBlocksM * kSums <= 128;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
-  static const int kFewRegisters = kBlocksM * kSums > 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
+  static const int kFewRegisters = kBlocksM * kSums >= 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
   static_assert(kBlocksM == 1 || kBlocksM == 2, "a tile of half the rows takes one block of each warpgroup");
 };
@@ -226,6 +229,8 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
 
 using Sums = float[C::kBlocksM][C::kSums];
 
+#include "hand_over.cuh"
+
 // Begins to multiply a stage's block of K, for 64 rows of the warpgroup.
 DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, bool keep) {
   wgmma_fence();
@@ -237,9 +242,11 @@ DEVICE void multiply_block(float (&sums)[C::kSums], u32 a, u32 b, bool keep) {
   wgmma_commit();
 }
 
-// Multiplies a unit's blocks of K, for so many times 64 rows of each warpgroup. The last one runs on: returns its stage's place.
+// Multiplies a unit's blocks of K, for so many times 64 rows of each warpgroup, while the tile before leaves, if it is held. The last
+// block runs on: returns its stage's place.
 DEVICE u32 multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blocks, u32 shared, Ring<C::kStages>& ring,
-                    u32 group, u32 lane) {
+                    Held& held, Giver& giver) {
+  const u32 group = giver.group;
   const u32 stages = shared + Layout::kStages;
   const u32 first_a = (stages + (C::kSplitsN ? 0 : group * blocks * 64 * 128)) / 16;
   const u32 first_b = (stages + C::kBytesA + (C::kSplitsN ? group * C::kGroupN * 128 : 0)) / 16;
@@ -257,19 +264,25 @@ DEVICE u32 multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blo
     }
   };
   u32 block = unit.begin, previous = ring.place;
-  if (C::kPeels) {
-    multiply_stage(false);
-    ring.next();
-    ++block;
-  }
-#pragma unroll 1
-  for (; block < unit.end; ++block) {
-    const bool keep = C::kPeels || block != unit.begin;
+  auto multiply_next = [&](bool keep) {
     multiply_stage(keep);
-    if (keep) release_stage(p, shared, previous, lane);
+    if (keep) release_stage(p, shared, previous, giver.lane);
     previous = ring.place;
     ring.next();
+    ++block;
+  };
+  if (C::kHolds && held.pieces > 0) {
+    // A loop of its own: in one for all blocks, what is held would be moved from register to register each time.
+#pragma unroll 1
+    do {
+      multiply_next(block != unit.begin);
+      held.give_piece(giver);
+    } while (held.pieces > 0);
+  } else if (C::kPeels) {
+    multiply_next(false);
   }
+#pragma unroll 1
+  while (block < unit.end) multiply_next(C::kPeels || block != unit.begin);
   return previous;
 }
 
@@ -281,14 +294,13 @@ DEVICE void end_multiply(const HopperParams& p, Sums& sums, u32 shared, u32 plac
   release_stage(p, shared, place, lane);
 }
 
-#include "hand_over.cuh"
-
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kStages> stages;
   Ring<C::kBuffers> pieces;
   // Zeros that no tile needs. But where a tile's first multiplication overwrites what was never written, older assemblers take
   // it for a hazard, and let none of them run beside another.
   Sums sums = {};
+  Held held;
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
     const u32 blocks = C::kBlocksM == 2 && is_half(row_tile_of(p, entry_of(p, unit.tile)).rows) ? 1 : C::kBlocksM;
@@ -296,16 +308,23 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
     barrier_wait(shared + Layout::kFull + 8 * stages.place, stages.lap);  // `multiply` then finds it open
 #endif
     if (thread == 0) trace(p, index, kTraceFirstStage + group);
-    const u32 last = multiply(p, sums, unit, blocks, shared, stages, group, thread % 32);
+    Giver giver{pieces, shared, group, thread / 32, thread % 32};
+    const u32 last = multiply(p, sums, unit, blocks, shared, stages, held, giver);
     // What becomes of the tile is looked up meanwhile.
     const Unit of_sums = unit_at(p, afresh(index));
     const bool folded = is_folded(p.gemm, row_tile_of(p, entry_of(p, of_sums.tile)));
     const bool plain = is_plain(p, of_sums, folded);
     end_multiply(p, sums, shared, last, thread % 32);
     if (thread == 0) trace(p, index, kTraceMultiplied + group);
-    Giver giver{pieces, shared, group, thread / 32, thread % 32};
-    if (plain) hand_over_plain(p, sums, blocks, giver);
-    else hand_over(p, of_sums, sums, blocks, folded, stages, giver);
+    const u32 next = index + gridDim.x;
+    if (C::kHolds && plain) {
+      held.take(p, sums, blocks);
+      if (next >= units(p) || !has_time_for_pieces(unit_at(p, next))) held.give(giver);
+    } else {
+      held.forget();
+      if (plain) hand_over_plain(p, sums, blocks, giver);
+      else hand_over(p, of_sums, sums, blocks, folded, stages, giver);
+    }
     if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
 }

@@ -33,9 +33,54 @@ DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
   return unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none && is_scaled_alike;
 }
 
-// Hands a plain tile over. This, the way of most, is compiled for each piece: no sums are moved.
+// What a plain tile's sums are multiplied by.
+DEVICE float plain_scale(const HopperParams& p) {
+  return ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+}
+
+// A plain tile that is held in registers, rounded, and leaves while the next one is multiplied.
+struct Held {
+  static const int kPairs = C::kPieceN / 4;  // registers of a piece
+  u32 pieces = 0;                            // that have not left
+  u32 pairs[C::kHolds ? C::kPieces * kPairs : 1];
+
+  DEVICE_METHOD void take(const HopperParams& p, const Sums& sums, u32 blocks) {
+    const float scale = plain_scale(p);
+    if constexpr (C::kHolds) {
+#pragma unroll
+      for (int i = 0; i < C::kPieces * kPairs; ++i) {
+        const float* d = &sums[0][0] + 2 * i;
+        pairs[i] = Result::round_pair(d[0] * scale, d[1] * scale);
+      }
+      pieces = blocks * C::kPiecesN;
+    }
+  }
+  // Nothing is held: or the compiler would keep what was, for it sees no connection between `pieces` and `pairs`.
+  DEVICE_METHOD void forget() {
+#pragma unroll
+    for (u32& pair : pairs) asm volatile("" : "=r"(pair));
+  }
+  DEVICE_METHOD void give_piece(Giver& giver) {
+    if constexpr (C::kHolds) {
+      lay_out<C::kPieceN>(pairs, giver.await(), giver.warp, giver.lane);
+      giver.give(true);
+      --pieces;
+#pragma unroll
+      for (int i = 0; i + kPairs < C::kPieces * kPairs; ++i) pairs[i] = pairs[i + kPairs];
+    }
+  }
+  DEVICE_METHOD void give(Giver& giver) {
+#pragma unroll 1
+    while (pieces > 0) give_piece(giver);
+  }
+};
+
+// Whether a unit has so many blocks of K that the pieces of the tile before leave meanwhile.
+DEVICE bool has_time_for_pieces(const Unit& unit) { return unit.end - unit.begin > C::kPieces; }
+
+// Hands a plain tile over at once, where it cannot be held. This is compiled for each piece: no sums are moved.
 DEVICE void hand_over_plain(const HopperParams& p, const Sums& sums, u32 blocks, Giver& giver) {
-  const float scale = ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+  const float scale = plain_scale(p);
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
     if (piece == C::kPiecesN && blocks == 1) break;
@@ -72,7 +117,7 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
   const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
   // One scale for all is applied as sums are brought forward: that is nothing more to do.
   const bool scaled = ELEMENT::kScaled && unit.parts == 1 && is_one_scale(p.scales);
-  const float scale = scaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
+  const float scale = scaled ? plain_scale(p) : 1.0f;
   if (ELEMENT::kScaled) {
 #pragma unroll
     for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] *= scale;

@@ -11,20 +11,27 @@ DEVICE u32 piece_place(u32 row, u32 chunk) {
   return row * kColumns * 2 + ((chunk ^ turn) << 4);
 }
 
-// Rounds a piece, times `scale`, and lays it out: 16 rows of each warp.
-template <typename Element, int kColumns>
-DEVICE void lay_out(const float* sums, float scale, u32 to, u32 warp, u32 lane) {
+// Lays a piece out that is rounded, two columns to a register: 16 rows of each warp.
+template <int kColumns>
+DEVICE void lay_out(const u32* pairs, u32 to, u32 warp, u32 lane) {
   const u32 row = 16 * warp + (lane & 15);
 #pragma unroll
   for (int j = 0; j < kColumns / 16; ++j) {
-    const float* d = sums + 8 * j;
-    const u32 r[4] = {Element::round_pair(d[0] * scale, d[1] * scale), Element::round_pair(d[2] * scale, d[3] * scale),
-                      Element::round_pair(d[4] * scale, d[5] * scale), Element::round_pair(d[6] * scale, d[7] * scale)};
+    const u32 r[4] = {pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]};
     store_matrices(to + piece_place<kColumns>(row, 2 * j + (lane >> 4)), r);
   }
 }
 
-// The same for SwiGLU's results of kColumns sums: half as many columns, of which adjacent ones are in different
+// Rounds a piece, times `scale`, and lays it out.
+template <typename Element, int kColumns>
+DEVICE void lay_out(const float* sums, float scale, u32 to, u32 warp, u32 lane) {
+  u32 pairs[kColumns / 4];
+#pragma unroll
+  for (int i = 0; i < kColumns / 4; ++i) pairs[i] = Element::round_pair(sums[2 * i] * scale, sums[2 * i + 1] * scale);
+  lay_out<kColumns>(pairs, to, warp, lane);
+}
+
+// Rounds and lays out SwiGLU's results of kColumns sums: half as many columns, of which adjacent ones are in different
 // threads.
 template <typename Element, int kColumns>
 DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {

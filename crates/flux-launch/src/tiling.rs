@@ -195,8 +195,19 @@ impl Candidate {
         (multiply as f64 * power).max(load).max(memory as f64)
     }
 
+    /// Whether a tile is held in registers, and leaves while the next one is multiplied (`kHolds` in `gemm_hopper.cu`).
+    const fn holds(self) -> bool {
+        let sums = self.rows * self.kernel_columns / (2 * WARPGROUP_ROWS as u64);
+        self.rows >= WARPGROUP_ROWS as u64 && 96 < sums && sums <= 128
+    }
+
     /// Cycles from the last multiplication of a tile of `rows` rows to the first of the next.
     const fn hand_over_cycles(self, rows: u64) -> u64 {
+        if self.holds() { TILE_CYCLES } else { self.leaving_cycles(rows) }
+    }
+
+    /// The same where the tile has left before.
+    const fn leaving_cycles(self, rows: u64) -> u64 {
         TILE_CYCLES + PIECE_CYCLES * rows.div_ceil(64) * self.kernel_columns.div_ceil(self.piece_columns) / 2
     }
 }
@@ -345,25 +356,28 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
     let result_bytes = 2; // of all types
     let bytes = (n * k + m * k) * element_bytes + m * n * result_bytes;
     let memory_cycles = bytes as f64 / MEMORY_BYTES as f64;
+    let leaving = candidate.leaving_cycles(rows);
+    // A block's last tile is not held.
+    let last_leaves = (leaving - candidate.hand_over_cycles(rows)) as f64;
     let mut best: Option<Estimate> = None;
     // What comes after the last load cannot be hidden behind loads. Of two ways that memory bounds, the one with less else
     // to do is better.
     let mut consider = |work: f64, tail: u64, estimate: Estimate| {
+        let work = work + last_leaves;
         let cycles = work.max(memory_cycles + tail as f64) + 0.1 * work;
         if best.is_none_or(|best| cycles < best.cycles) {
             best = Some(Estimate { cycles, ..estimate });
         }
     };
     let plain = Estimate { cycles: 0.0, halved: 0, split_tiles: 0, parts: 1 };
-    let hand_over = candidate.hand_over_cycles(rows);
 
     // The last wave as it is; tiles that are halves anyway fill it up.
     let room = if remainder > 0 { 2 * (blocks - remainder) } else { 0 };
     let last = waves(remainder) * whole_cycles + waves(half.saturating_sub(room)) * half_cycles;
-    consider(begun + last, hand_over, plain);
+    consider(begun + last, leaving, plain);
     if candidate.can_halve() && remainder > 0 {
         let last = waves(half + 2 * remainder) * half_cycles;
-        consider(begun + last, hand_over, Estimate { halved: remainder + half, ..plain });
+        consider(begun + last, leaving, Estimate { halved: remainder + half, ..plain });
     }
     if remainder > 0 && half == 0 && remainder <= MAX_SPLIT_TILES {
         let bytes = rows * columns * 4;
@@ -374,9 +388,9 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64) -> Option<Esti
                 break;
             }
             let exchange = (1 + parts) * exchanged / PARTIAL_BYTES;
-            let part = stages.div_ceil(parts) as f64 * stage_cycles(rows) + (hand_over + PART_CYCLES) as f64;
+            let part = stages.div_ceil(parts) as f64 * stage_cycles(rows) + (leaving + PART_CYCLES) as f64;
             let last = waves(remainder * parts) * part + exchange as f64;
-            let tail = hand_over + PART_CYCLES + exchange;
+            let tail = leaving + PART_CYCLES + exchange;
             consider(begun + last, tail, Estimate { split_tiles: remainder, parts, ..plain });
         }
     }

@@ -34,7 +34,8 @@ fn the_pace_is_what_was_measured() {
         let problem = problem(8192, 8, n, k);
         let candidates = hopper_kernels(DType::Bf16).unwrap();
         let candidates = candidates.map(|kernel| Candidate::new(kernel, DType::Bf16));
-        let (tiling, cycles) = ways(candidates, &problem, 132, true)[0];
+        let of_192 = Some(TileShape { rows: 256, columns: 192 });
+        let (tiling, cycles) = cut_into(of_192, ways(candidates, &problem, 132, true))[0];
         let pace = Pace::new(&problem, &tiling, cycles, 132);
         assert_eq!((pace.shape.rows, pace.half_rows), (256, 128), "{n} {k}");
         // 132 µs for 256 × 192 × 8192.
