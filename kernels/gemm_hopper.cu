@@ -43,8 +43,8 @@ struct Config {
   // many sums they are nothing beside a multiplication, each copy of which takes the driver long to compile.
   static const bool kPeels = kBlocksM * kSums <= 96;
   // Whether a finished tile can be held in registers, rounded, while the next one is multiplied: beside more sums there is no room, and
-  // tiles of fewer gain nothing.
-  static const bool kHolds = !kSplitsN && kBlocksM * kSums > 96 && kBlocksM * kSums <= 128;
+  // tiles of fewer are for few rows.
+  static const bool kHolds = kBlocksM * kSums > 64 && kBlocksM * kSums <= 128;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
   static const int kFewRegisters = kBlocksM * kSums >= 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");

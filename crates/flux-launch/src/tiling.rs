@@ -197,8 +197,8 @@ impl Candidate {
 
     /// Whether a tile is held in registers, and leaves while the next one is multiplied (`kHolds` in `gemm_hopper.cu`).
     const fn holds(self) -> bool {
-        let sums = self.rows * self.kernel_columns / (2 * WARPGROUP_ROWS as u64);
-        self.rows >= WARPGROUP_ROWS as u64 && 96 < sums && sums <= 128
+        let sums = self.rows * self.kernel_columns / (2 * WARPGROUP_ROWS as u64); // of a thread
+        64 < sums && sums <= 128
     }
 
     /// Cycles from the last multiplication of a tile of `rows` rows to the first of the next.
@@ -233,7 +233,7 @@ const MULTIPLY_BYTES: u64 = 4096;
 const L2_BYTES: u64 = 60;
 /// What a row of a stage that does not begin at a line of the L2 cache takes of it, and so mostly touches two, over one that
 /// does; and one that does not begin at one of its sectors either (fitted to e4m3 with k = 3696).
-const LINE_APART: f64 = 1.25;
+const LINE_APART: f64 = 1.35;
 const SECTOR_APART: f64 = 1.7;
 /// Bytes of a sector of the L2 cache.
 const SECTOR_BYTES: u64 = 32;
