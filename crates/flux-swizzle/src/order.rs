@@ -16,6 +16,13 @@ const fn group(rows: usize, shape: TileShape) -> usize {
     if group == 0 { 1 } else { group }
 }
 
+/// How many of `count` things, at least one, make groups of about `group`, all equally large: a small one left over would read all columns
+/// for few rows.
+fn evenly(count: usize, group: usize) -> usize {
+    let groups = count.saturating_add(group / 2) / group;
+    count.div_ceil(groups.max(1))
+}
+
 /// A block of rows of one shard, at most [`TileShape::rows`] of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowTile {
@@ -45,7 +52,10 @@ pub struct TileOrder {
     ends_with_own: bool,
     shape: TileShape,
     columns: usize,
+    /// Row tiles that are swept together, about.
     group: usize,
+    /// Row tiles of a chunk, if shards travel in several.
+    chunk: Option<usize>,
     sweeps: Sweeps,
     /// Chunks that are swept one by one where they are finer than elsewhere, and the height of tiles there.
     pieces: Option<(Chunks, usize)>,
@@ -108,12 +118,13 @@ impl TileOrder {
             shape,
             columns,
             group: group(GROUP_ROWS, shape),
+            chunk: None,
             sweeps: Sweeps::ONE_BY_ONE,
             pieces: None,
         })
     }
 
-    /// Sweeps as many row tiles together as fit into `rows` rows.
+    /// Sweeps about as many row tiles together as fit into `rows` rows: groups are equally large.
     #[must_use]
     pub const fn swept_by(self, rows: usize) -> Self {
         Self { group: group(rows, self.shape), ..self }
@@ -125,9 +136,8 @@ impl TileOrder {
         Self { sweeps, ..self }
     }
 
-    /// Follows `chunks` as they travel to or from this rank. Where they are no whole shards, at most as many row tiles are swept together
-    /// as fit into a chunk: a group that spans more would wait for rows that arrive later than those it could already use. Chunks that
-    /// are finer than the others are swept one by one, and no tile straddles two of them; those no higher than a tile are cut into
+    /// Follows `chunks` as they travel to or from this rank. Where they are no whole shards, no row tiles of two chunks are swept
+    /// together: they would wait for rows that arrive later than those they could already use. Chunks that are finer than the others are swept one by one, and no tile straddles two of them; those no higher than a tile are cut into
     /// tiles of `height` rows (at least 1): so few rows are to keep all SMs busy.
     #[must_use]
     pub fn following(self, chunks: &Chunks, height: usize) -> Self {
@@ -135,8 +145,8 @@ impl TileOrder {
         if chunks.are_whole_shards() {
             return self;
         }
-        let group = self.group.min(group(chunks.chunk_rows(), self.shape));
-        Self { group, pieces: Some((*chunks, height)), ..self }
+        let chunk = group(chunks.chunk_rows(), self.shape);
+        Self { chunk: Some(chunk), pieces: Some((*chunks, height)), ..self }
     }
 
     /// Blocks of columns.
@@ -208,14 +218,19 @@ impl TileOrder {
             *next += row_tiles;
             // As many rows are swept together, however high the tiles are.
             let heights = (this.shape.rows / height).max(1);
-            Some((base, row_tiles, this.group.saturating_mul(heights)))
+            let chunk = this.chunk.map_or(row_tiles.max(1), |chunk| chunk.saturating_mul(heights));
+            Some((base, row_tiles, chunk, this.group.saturating_mul(heights)))
         });
-        with_base.flat_map(move |(base, count, group)| {
-            (0..count).step_by(group).flat_map(move |first| {
-                let group = first..first.saturating_add(group).min(count);
-                (0..this.column_tiles()).flat_map(move |column_tile| {
-                    group.clone().map(move |index| Tile { row_tile: base + index, column_tile })
-                })
+        let groups = with_base.flat_map(|(base, count, chunk, group)| {
+            (0..count).step_by(chunk).flat_map(move |first| {
+                let end = first.saturating_add(chunk).min(count);
+                let group = evenly(end - first, group);
+                (first..end).step_by(group).map(move |first| (base + first)..(base + (first + group).min(end)))
+            })
+        });
+        groups.flat_map(move |group| {
+            (0..this.column_tiles()).flat_map(move |column_tile| {
+                group.clone().map(move |row_tile| Tile { row_tile, column_tile })
             })
         })
     }
@@ -314,6 +329,33 @@ mod tests {
             [6, 7, 0, 1, 2, 3, 4, 5]
         );
         assert_eq!(visited(TileOrder::all_gather(shards, 5, shape, 4).unwrap()), [5, 6, 7, 0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn groups_are_equally_large() {
+        for (count, group, groups) in [
+            (32, 9, vec![8; 4]),
+            (16, 15, vec![16]),
+            (32, 15, vec![16; 2]),
+            (16, 13, vec![16]),
+            (23, 15, vec![12, 11]),
+            (3, 100, vec![3]),
+            (5, 1, vec![1; 5]),
+        ] {
+            let order = TileOrder::plain(count, TileShape { rows: 1, columns: 1 }, 2).unwrap().swept_by(group);
+            let tiles: Vec<_> = order.tiles().collect();
+            let of_first_column = tiles.chunk_by(|a, b| a.column_tile == b.column_tile).step_by(2);
+            assert_eq!(of_first_column.map(<[_]>::len).collect::<Vec<_>>(), groups, "{count} {group}");
+        }
+    }
+
+    #[test]
+    fn no_group_spans_two_chunks() {
+        let shards = Shards::new(18, 2).unwrap();
+        let chunks = Chunks::new(shards, 4).unwrap();
+        let order = TileOrder::all_gather(shards, 0, TileShape { rows: 1, columns: 1 }, 2).unwrap();
+        let rows: Vec<_> = order.swept_by(3).following(&chunks, 1).tiles().map(|tile| tile.row_tile).collect();
+        assert_eq!(rows[..18], [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, 8, 8]);
     }
 
     #[test]
