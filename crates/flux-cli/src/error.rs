@@ -63,6 +63,8 @@ pub(crate) enum Error {
     OneWayOnly { op: &'static str },
     #[error("{path:?} was given for both --json and --svg; give each its own file")]
     SameFile { path: PathBuf },
+    #[error("{dtype} is not scaled; leave --scales out, or use --dtype e4m3")]
+    NotScaled { dtype: flux::DType },
     #[error("cuBLASLt runs on GPUs, and this is the host backend; use --against none")]
     CublasOnHost,
     #[error(

@@ -225,7 +225,9 @@ impl TileOrder {
             (0..count).step_by(chunk).flat_map(move |first| {
                 let end = first.saturating_add(chunk).min(count);
                 let group = evenly(end - first, group);
-                (first..end).step_by(group).map(move |first| (base + first)..(base + (first + group).min(end)))
+                (first..end)
+                    .step_by(group)
+                    .map(move |first| (base + first)..(base + (first + group).min(end)))
             })
         });
         groups.flat_map(move |group| {
@@ -342,7 +344,8 @@ mod tests {
             (3, 100, vec![3]),
             (5, 1, vec![1; 5]),
         ] {
-            let order = TileOrder::plain(count, TileShape { rows: 1, columns: 1 }, 2).unwrap().swept_by(group);
+            let order =
+                TileOrder::plain(count, TileShape { rows: 1, columns: 1 }, 2).unwrap().swept_by(group);
             let tiles: Vec<_> = order.tiles().collect();
             let of_first_column = tiles.chunk_by(|a, b| a.column_tile == b.column_tile).step_by(2);
             assert_eq!(of_first_column.map(<[_]>::len).collect::<Vec<_>>(), groups, "{count} {group}");
@@ -354,7 +357,8 @@ mod tests {
         let shards = Shards::new(18, 2).unwrap();
         let chunks = Chunks::new(shards, 4).unwrap();
         let order = TileOrder::all_gather(shards, 0, TileShape { rows: 1, columns: 1 }, 2).unwrap();
-        let rows: Vec<_> = order.swept_by(3).following(&chunks, 1).tiles().map(|tile| tile.row_tile).collect();
+        let rows: Vec<_> =
+            order.swept_by(3).following(&chunks, 1).tiles().map(|tile| tile.row_tile).collect();
         assert_eq!(rows[..18], [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, 8, 8]);
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct BenchArguments {
     /// Type of the elements of A and B.
     #[arg(long, value_enum, default_value_t = DTypeArgument::Bf16)]
     pub(crate) dtype: DTypeArgument,
+    /// e4m3: what A and B are scaled by; by default one number for each.
+    #[arg(long, value_enum)]
+    pub(crate) scales: Option<ScalesArgument>,
     /// What to measure the plain GEMM beside; by default cublas on GPUs.
     #[arg(long, value_enum)]
     pub(crate) against: Option<Against>,
@@ -73,7 +76,7 @@ compared with an fp64 computation of 2,000 random entries: a wrong one ends the 
 gemm         the plain GEMM of one rank. Where ranks share a GPU (or the host): one GEMM of all that its ranks compute,
              on a group of one rank
 x cuBLAS     the time of cuBLASLt's fastest algorithm (of the first 8 of its heuristic) over the plain GEMM's; of e4m3, with
-             its fast accumulation, and a scale for each matrix
+             its fast accumulation, and the same scales (for each row of A and B since 12.9)
 comm         only the communication (gemm-rs and gemm-ar: and the sum)
 nccl         the same with NCCL's own collective on the GEMM's stream: ncclAllGather before it, ncclReduceScatter or ncclAllReduce
              behind it. Where NCCL is found and each rank has a GPU of its own; where shards are equal
@@ -143,8 +146,26 @@ impl BenchOp {
 pub(crate) enum DTypeArgument {
     Bf16,
     F16,
-    /// 8 bits, with one scale for each matrix; results are bf16.
+    /// 8 bits, scaled; results are bf16.
     E4m3,
+}
+
+/// What matrices of 8-bit elements are scaled by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScalesArgument {
+    /// One number for each matrix.
+    Tensor,
+    /// One for each row of A and each row of B.
+    Rows,
+}
+
+impl ScalesArgument {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            ScalesArgument::Tensor => "tensor",
+            ScalesArgument::Rows => "rows",
+        }
+    }
 }
 
 impl From<DTypeArgument> for DType {

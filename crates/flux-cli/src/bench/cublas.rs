@@ -8,6 +8,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use flux::{Address, Buffer, DType, Device, OperandParts, Placement, Scale, Scales, Stream, Timer};
 use std::ffi::c_void;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// As the library's own documentation recommends for Hopper.
@@ -16,6 +17,20 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 /// How many algorithms the heuristic is asked for, and calls after which the fastest is known.
 const ALGORITHMS: usize = 8;
 const TRIALS: usize = 3;
+
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE` and `..._B_SCALE_MODE`, and `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`, of cuBLAS 12.9 and up.
+const A_SCALE_MODE: u32 = 31;
+const B_SCALE_MODE: u32 = 32;
+const ONE_FOR_EACH_ROW: i32 = 3;
+
+/// Where the library lies that this process has loaded.
+fn loaded_library() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps
+        .lines()
+        .find_map(|line| Some(&line[line.find('/')?..]).filter(|path| path.contains("libcublasLt.")))?;
+    Some(PathBuf::from(path))
+}
 
 /// The library, opened for one GPU.
 pub(crate) struct Cublas {
@@ -159,15 +174,42 @@ impl Description {
             this.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
         }
         // Ours of A is theirs of B.
-        for (attribute, scale) in [
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.b),
-            (sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.a),
+        for (attribute, mode, scale) in [
+            (
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                A_SCALE_MODE,
+                scales.b,
+            ),
+            (
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+                B_SCALE_MODE,
+                scales.a,
+            ),
         ] {
-            if let Some(Scale::Tensor(Address(pointer))) = scale {
+            if let Some(Scale::Tensor(Address(pointer)) | Scale::Rows(Address(pointer))) = scale {
                 this.set(attribute, &pointer)?;
+            }
+            if matches!(scale, Some(Scale::Rows(_))) {
+                this.set_scale_mode(mode, ONE_FOR_EACH_ROW)?;
             }
         }
         Ok(this)
+    }
+
+    /// Says how many scales a matrix has. Bindings of older versions do not know these attributes, so the library that they loaded is
+    /// asked by name.
+    fn set_scale_mode(&self, attribute: u32, mode: i32) -> Result<(), Error> {
+        type Set =
+            unsafe extern "C" fn(sys::cublasLtMatmulDesc_t, u32, *const c_void, usize) -> sys::cublasStatus_t;
+        let path = loaded_library().ok_or(Error::NoCublas)?;
+        // SAFETY: it is loaded already, so nothing runs; the function has had this signature in all versions, and copies the value. The
+        // bindings keep the library open.
+        let status = unsafe {
+            let library = libloading::Library::new(path).map_err(|_| Error::NoCublas)?;
+            let set = library.get::<Set>(b"cublasLtMatmulDescSetAttribute").map_err(|_| Error::NoCublas)?;
+            set(self.operation, attribute, (&raw const mode).cast(), size_of::<i32>())
+        };
+        status.result().map_err(failed("cublasLtMatmulDescSetAttribute, for a scale of each row"))
     }
 
     /// Sets an attribute, whose type this is.

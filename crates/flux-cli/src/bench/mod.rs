@@ -11,7 +11,7 @@ mod report;
 mod shapes;
 pub(crate) mod svg;
 
-pub(crate) use arguments::{BenchArguments, BenchOp, DTypeArgument, FormatArgument};
+pub(crate) use arguments::{BenchArguments, BenchOp, DTypeArgument, FormatArgument, ScalesArgument};
 pub(crate) use operands::{Operands, Values};
 pub(crate) use shapes::{Shape, default as default_shapes};
 
@@ -97,11 +97,15 @@ struct Bench<'a, E> {
     cold_bytes: usize,
     a: Values<E>,
     b: Values<E>,
+    scales: ScalesArgument,
 }
 
 impl<'a, E: Element> Bench<'a, E> {
     fn new(arguments: &'a BenchArguments) -> Result<Self, Error> {
         let op = arguments.op;
+        if arguments.scales.is_some() && !E::DTYPE.is_scaled() {
+            return Err(Error::NotScaled { dtype: E::DTYPE });
+        }
         let group = if op.communicates() {
             arguments.group.group(arguments.ranks, || arguments.group.gpus().max(DEFAULT_RANKS))?
         } else {
@@ -162,6 +166,7 @@ impl<'a, E: Element> Bench<'a, E> {
             cold_bytes: if on_gpus { 2 * l2_bytes(solo.device(0)?) } else { 0 },
             a: Values::new(largest(|Shape { m, k, .. }| m.saturating_mul(k)), 1),
             b: Values::new(largest(|Shape { n, k, .. }| n.saturating_mul(k)), 2),
+            scales: arguments.scales.unwrap_or(ScalesArgument::Tensor),
             shapes,
             group,
             solo,
@@ -188,6 +193,7 @@ impl<'a, E: Element> Bench<'a, E> {
         Ok(Report {
             op: self.op,
             dtype: E::DTYPE,
+            scales: E::DTYPE.is_scaled().then_some(self.scales),
             machine: Machine::of(&self.group)?,
             direction: self.direction,
             delivery: self.arguments.delivery.into(),
@@ -219,7 +225,7 @@ impl<'a, E: Element> Bench<'a, E> {
         let solo_op = AgGemm::new(&self.solo, spec)?;
         let solo = self.place(&self.solo, &solo_op, gemm)?;
         let operands;
-        let expected = Expected::new(&self.a, &self.b, gemm);
+        let expected = self.expected(gemm);
         let ours = Contender::flux(Role::Gemm, Box::new(solo_op), &solo)?;
         let mut contenders = vec![verified(ours, &expected, gemm)?];
         if let Some(cublas) = &self.cublas {
@@ -230,7 +236,7 @@ impl<'a, E: Element> Bench<'a, E> {
             }
         }
         if self.op.communicates() {
-            let expected = if whole == gemm { expected } else { Expected::new(&self.a, &self.b, whole) };
+            let expected = if whole == gemm { expected } else { self.expected(whole) };
             let build = |path| {
                 let mut spec = OpSpec::new(whole.n, whole.k, whole.m, E::DTYPE);
                 (spec.path, spec.direction) = (path, Some(self.direction));
@@ -263,7 +269,11 @@ impl<'a, E: Element> Bench<'a, E> {
     }
 
     fn place(&self, group: &Group, op: &dyn Operation, shape: Shape) -> Result<Operands<E>, Error> {
-        Operands::place(group, op, (&self.a, &self.b, shape), self.cold_bytes, MAX_COPIES)
+        Operands::place(group, op, (&self.a, &self.b, shape), self.scales, self.cold_bytes, MAX_COPIES)
+    }
+
+    fn expected(&self, shape: Shape) -> Expected {
+        Expected::new(&self.a, &self.b, shape, self.scales)
     }
 }
 
@@ -311,18 +321,24 @@ mod tests {
     /// A contender that writes no product passes for none, and the command ends with exit code 1.
     #[test]
     fn a_wrong_result_is_noticed() {
+        notices_a_wrong_result::<bf16>(ScalesArgument::Tensor);
+        notices_a_wrong_result::<E4m3>(ScalesArgument::Tensor);
+        notices_a_wrong_result::<E4m3>(ScalesArgument::Rows);
+    }
+
+    fn notices_a_wrong_result<E: Element>(scales: ScalesArgument) {
         let mut config = GroupConfig::default();
         config.backend = BackendChoice::Host;
         let group = Group::local_with(2, config).unwrap();
         let shape = Shape { m: 20, n: 16, k: 8 };
-        let (a, b) = (Values::<bf16>::new(160, 1), Values::new(128, 2));
-        let expected = Expected::new(&a, &b, shape);
+        let (a, b) = (Values::<E>::new(160, 1), Values::new(128, 2));
+        let expected = Expected::new(&a, &b, shape, scales);
         for (path, right) in [(PathPreference::Fused, true), (PathPreference::CommunicationOnly, false)] {
             for op in [BenchOp::AgGemm, BenchOp::GemmRs, BenchOp::GemmAr] {
-                let mut spec = OpSpec::new(shape.n, shape.k, shape.m, DType::Bf16);
+                let mut spec = OpSpec::new(shape.n, shape.k, shape.m, E::DTYPE);
                 spec.path = path;
                 let op = op.build(&group, spec).unwrap();
-                let operands = Operands::place(&group, &*op, (&a, &b, shape), 0, 1).unwrap();
+                let operands = Operands::place(&group, &*op, (&a, &b, shape), scales, 0, 1).unwrap();
                 let contender = Contender::flux(Role::Fused, op, &operands).unwrap();
                 match verified(contender, &expected, shape) {
                     Ok(_) => assert!(right, "{path:?}"),

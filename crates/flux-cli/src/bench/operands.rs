@@ -1,5 +1,6 @@
 //! Matrices on the ranks' devices, several copies of each, and what their product must be.
 
+use super::arguments::ScalesArgument;
 use crate::bench::shapes::Shape;
 use crate::data::{normal, widen};
 use crate::error::Error;
@@ -20,9 +21,17 @@ const BLOCK: usize = 1 << 22;
 /// How many entries of a result are checked.
 const ENTRIES: usize = 2000;
 
-/// The scales of A and B, each one for the whole matrix, where elements have any; and where they lie in a buffer.
+/// The scales of A and B, where elements have any; of rows, that of the first.
 const SCALES: [f32; 2] = [0.5, 0.25];
-const SCALE_PITCH: usize = 16;
+
+/// What a row of A (0) or B (1) is scaled by.
+fn scale_of(matrix: usize, row: usize, scales: ScalesArgument) -> f32 {
+    let differs = match scales {
+        ScalesArgument::Tensor => 0.0,
+        ScalesArgument::Rows => u8::try_from(row % 11).map_or(0.0, f32::from),
+    };
+    SCALES[matrix] * (1.0 + differs / 8.0)
+}
 
 /// A row-major matrix of standard normal numbers, made for as many elements as are needed.
 pub(crate) struct Values<E>(Vec<E>);
@@ -54,7 +63,12 @@ impl<E: Element> Values<E> {
 pub(crate) struct Expected(Vec<(usize, usize, f64)>);
 
 impl Expected {
-    pub(crate) fn new<E: Element>(a: &Values<E>, b: &Values<E>, shape: Shape) -> Self {
+    pub(crate) fn new<E: Element>(
+        a: &Values<E>,
+        b: &Values<E>,
+        shape: Shape,
+        scales: ScalesArgument,
+    ) -> Self {
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         let mut below = |bound: usize| {
             // xorshift64
@@ -65,8 +79,11 @@ impl Expected {
         };
         let corners = [(0, 0), (shape.m - 1, shape.n - 1)];
         let random: Vec<_> = (0..ENTRIES).map(|_| (below(shape.m), below(shape.n))).collect();
-        let scale = if E::DTYPE.is_scaled() { f64::from(SCALES[0] * SCALES[1]) } else { 1.0 };
         let compute = |(row, column)| {
+            let scale = match E::DTYPE.is_scaled() {
+                true => f64::from(scale_of(0, row, scales)) * f64::from(scale_of(1, column, scales)),
+                false => 1.0,
+            };
             let (a, b) = (a.row(row, shape.k), b.row(column, shape.k));
             let sum: f64 = a.iter().zip(&b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
             (row, column, scale * sum)
@@ -82,8 +99,9 @@ pub(crate) struct Operands<E> {
     /// Each rank's parts of A, B and C, of the ranks of this process; so are the following.
     parts: Vec<[Part; 3]>,
     copies: Vec<Vec<[Buffer; 3]>>,
-    /// Each rank's scales, if elements have any.
-    scales: Vec<Buffer>,
+    /// Each rank's scales of its parts of A and B, if elements have any.
+    scales: Vec<[Buffer; 2]>,
+    scaled_by: ScalesArgument,
     streams: Vec<Stream>,
     element: std::marker::PhantomData<E>,
 }
@@ -95,6 +113,7 @@ impl<E: Element> Operands<E> {
         group: &Group,
         op: &dyn Operation,
         (a, b, shape): (&Values<E>, &Values<E>, Shape),
+        scaled_by: ScalesArgument,
         cold_bytes: usize,
         max_copies: usize,
     ) -> Result<Self, Error> {
@@ -109,18 +128,25 @@ impl<E: Element> Operands<E> {
             parts,
             copies: Vec::new(),
             scales: Vec::new(),
+            scaled_by,
             streams,
             element: std::marker::PhantomData,
         };
         let ranks = group.local_ranks();
-        for (rank, stream) in ranks.clone().zip(&this.streams).filter(|_| E::DTYPE.is_scaled()) {
-            let buffer = Buffer::allocate(group.device(rank)?, 2 * SCALE_PITCH, Placement::Device);
-            let buffer = buffer.map_err(flux::Error::from)?;
-            for (index, scale) in SCALES.iter().enumerate() {
-                let uploaded = buffer.upload(stream, index * SCALE_PITCH, bytemuck::bytes_of(scale));
-                uploaded.map_err(flux::Error::from)?;
-            }
-            this.scales.push(buffer);
+        for (index, rank) in ranks.clone().enumerate().filter(|_| E::DTYPE.is_scaled()) {
+            let scales = |matrix: usize| -> Result<Buffer, flux::Error> {
+                let rows = match scaled_by {
+                    ScalesArgument::Tensor => 0..1,
+                    ScalesArgument::Rows => this.parts[index][matrix].rows.clone(),
+                };
+                let values: Vec<_> = rows.map(|row| scale_of(matrix, row, scaled_by)).collect();
+                let bytes = bytemuck::cast_slice(&values);
+                let buffer = Buffer::allocate(group.device(rank)?, bytes.len(), Placement::Device)?;
+                buffer.upload(&this.streams[index], 0, bytes)?;
+                Ok(buffer)
+            };
+            let both = [scales(0)?, scales(1)?];
+            this.scales.push(both);
         }
         for _ in 0..copies {
             let place = |rank: usize| {
@@ -180,8 +206,13 @@ impl<E: Element> Operands<E> {
         let matrix = |buffer: &Buffer, part: &Part| Matrix::contiguous(buffer.address(), part.columns.len());
         let of_rank = |(rank, (buffers, parts)): (usize, (&[Buffer; 3], &[Part; 3]))| {
             let matrices = std::array::from_fn(|index| matrix(&buffers[index], &parts[index]));
-            let scale =
-                |index: usize| Some(Scale::Tensor(self.scales.get(rank)?.address().add(index * SCALE_PITCH)));
+            let scale = |index: usize| {
+                let address = self.scales.get(rank)?[index].address();
+                Some(match self.scaled_by {
+                    ScalesArgument::Tensor => Scale::Tensor(address),
+                    ScalesArgument::Rows => Scale::Rows(address),
+                })
+            };
             OperandParts { scales: Scales { a: scale(0), b: scale(1) }, ..OperandParts::new(matrices) }
         };
         self.copies[copy].iter().zip(&self.parts).enumerate().map(of_rank).collect()
@@ -315,7 +346,7 @@ mod tests {
     fn expected_entries_are_products() {
         let shape = Shape { m: 3, n: 2, k: 40 };
         let (a, b) = (Values::<bf16>::new(120, 1), Values::<bf16>::new(80, 2));
-        let expected = Expected::new(&a, &b, shape);
+        let expected = Expected::new(&a, &b, shape, ScalesArgument::Tensor);
         assert_eq!(expected.0.len(), ENTRIES + 2);
         for (row, column, value) in expected.0 {
             let dot: f32 = a.row(row, 40).iter().zip(b.row(column, 40)).map(|(a, b)| a * b).sum();

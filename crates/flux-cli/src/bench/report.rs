@@ -1,6 +1,6 @@
 //! What was measured, as a table and as JSON. `docs/bench.md` describes the JSON field by field.
 
-use super::arguments::{Against, BenchOp};
+use super::arguments::{Against, BenchOp, ScalesArgument};
 use super::machine::Machine;
 use super::measure::{Clock, Protocol};
 use super::shapes::Shape;
@@ -165,6 +165,8 @@ impl Row {
 pub(crate) struct Report {
     pub(crate) op: BenchOp,
     pub(crate) dtype: DType,
+    /// What A and B are scaled by, if elements are scaled.
+    pub(crate) scales: Option<ScalesArgument>,
     pub(crate) group: Group,
     pub(crate) direction: Direction,
     /// As asked.
@@ -198,14 +200,19 @@ impl Report {
             Some(gpu) => format!("{} x {gpu}", self.group.devices()),
             None => self.machine.devices.join(", "),
         };
-        format!("{}, {}, {ranks} on {devices}", self.op.name(), self.dtype)
+        let scales = match self.scales {
+            Some(ScalesArgument::Rows) => ", a scale for each row",
+            _ => "",
+        };
+        format!("{}, {}{scales}, {ranks} on {devices}", self.op.name(), self.dtype)
     }
 
     pub(crate) fn json(&self) -> Value {
         let Machine { devices, gpu, driver, date } = &self.machine;
         json!({
             "schema": SCHEMA, "flux": env!("CARGO_PKG_VERSION"), "command": self.command, "date": date,
-            "op": self.op.name(), "dtype": self.dtype.to_string(), "ranks": self.group.world_size(),
+            "op": self.op.name(), "dtype": self.dtype.to_string(),
+            "scales": self.scales.map(ScalesArgument::name), "ranks": self.group.world_size(),
             "backend": self.group.backend().to_string(),
             "devices": devices, "gpu": gpu, "driver": driver,
             "peer_memory": self.group.config().peer_memory.to_string(),

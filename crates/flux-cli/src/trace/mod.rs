@@ -9,7 +9,7 @@ mod timeline;
 pub(crate) use arguments::TraceArguments;
 
 use crate::args::PathArgument;
-use crate::bench::{BenchOp, DEFAULT_RANKS, Operands, Shape, Values};
+use crate::bench::{BenchOp, DEFAULT_RANKS, Operands, ScalesArgument, Shape, Values};
 use crate::error::Error;
 use crate::files;
 use crate::output::print;
@@ -85,7 +85,7 @@ impl Traced {
         let built = op.build(&group, spec)?;
         let a = Values::<bf16>::new(whole.m.saturating_mul(whole.k), 1);
         let b = Values::<bf16>::new(whole.n.saturating_mul(whole.k), 2);
-        let operands = Operands::place(&group, &*built, (&a, &b, whole), 0, 1)?;
+        let operands = Operands::place(&group, &*built, (&a, &b, whole), ScalesArgument::Tensor, 0, 1)?;
         let (parts, streams) = (operands.operands(0), operands.streams());
         for _ in 0..arguments.warm_up {
             operands.enqueue(&*built, &parts, &streams)?;
