@@ -99,9 +99,8 @@ impl CudaLauncher {
     pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {
             let candidates = hopper_kernels(dtype)?.map(|kernel| Candidate::new(kernel, dtype));
-            // Where ranks share the GPU, the SMs that are free need not be next to each other.
-            let pairs = self.sharing == 1 && self.blocks() > 1;
-            let ways = tiling::ways(candidates, problem, u64::from(self.blocks()), pairs);
+            let ways =
+                tiling::ways(candidates, problem, u64::from(self.blocks()), u64::from(self.sharing));
             if !ways.is_empty() {
                 return Ok(ways);
             }

@@ -10,7 +10,7 @@ fn problem(m: usize, world_size: usize, n: usize, k: usize) -> Problem {
 
 fn chosen(dtype: DType, problem: &Problem, blocks: u64) -> Option<Tiling> {
     let candidates = hopper_kernels(dtype).unwrap().map(|kernel| Candidate::new(kernel, dtype));
-    ways(candidates, problem, blocks, true).first().map(|&(tiling, _)| tiling)
+    ways(candidates, problem, blocks, 1).first().map(|&(tiling, _)| tiling)
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn the_pace_is_what_was_measured() {
         let candidates = hopper_kernels(DType::Bf16).unwrap();
         let candidates = candidates.map(|kernel| Candidate::new(kernel, DType::Bf16));
         let of_192 = Some(TileShape { rows: 256, columns: 192 });
-        let (tiling, cycles) = cut_into(of_192, ways(candidates, &problem, 132, true))[0];
+        let (tiling, cycles) = cut_into(of_192, ways(candidates, &problem, 132, 1))[0];
         let pace = Pace::new(&problem, &tiling, cycles, 132);
         assert_eq!((pace.shape.rows, pace.half_rows), (256, 128), "{n} {k}");
         // 132 µs for 256 × 192 × 8192.
@@ -90,7 +90,7 @@ fn what_loads_bound_is_loaded_in_pairs() {
     assert_eq!(sharing(DType::E4m3, 4096, 8192, 4096), Sharing::None);
     assert_eq!(sharing(DType::Bf16, 4096, 8192, 3696), Sharing::None);
     let alone = hopper_kernels(DType::E4m3).unwrap().map(|kernel| Candidate::new(kernel, DType::E4m3));
-    let ways = ways(alone, &problem(4096, 1, 8192, 3696), 132, false);
+    let ways = ways(alone, &problem(4096, 1, 8192, 3696), 132, 2);
     assert!(ways.iter().all(|(tiling, _)| !tiling.is_in_pairs()));
 }
 
@@ -100,7 +100,7 @@ fn what_is_asked_for_is_cut() {
     let kernels: Vec<_> = hopper_kernels(DType::Bf16).unwrap().collect();
     for problem in [problem(16, 1, 6144, 12288), problem(4096, 8, 6144, 12288)] {
         let candidates = kernels.iter().map(|kernel| Candidate::new(kernel, DType::Bf16));
-        let all = ways(candidates, &problem, 132, true);
+        let all = ways(candidates, &problem, 132, 1);
         for kernel in &kernels {
             let tile = TileShape { rows: kernel.tile_m as usize, columns: kernel.tile_n as usize };
             let asked = cut_into(Some(tile), all.clone());
