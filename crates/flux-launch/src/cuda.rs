@@ -99,8 +99,7 @@ impl CudaLauncher {
     pub(crate) fn tilings(&self, dtype: DType, problem: &Problem) -> Result<Vec<(Tiling, f64)>> {
         if self.has_hopper && problem.aligned && problem.k > 0 && self.blocks() > 0 {
             let candidates = hopper_kernels(dtype)?.map(|kernel| Candidate::new(kernel, dtype));
-            let ways =
-                tiling::ways(candidates, problem, u64::from(self.blocks()), u64::from(self.sharing));
+            let ways = tiling::ways(candidates, problem, u64::from(self.blocks()), u64::from(self.sharing));
             if !ways.is_empty() {
                 return Ok(ways);
             }

@@ -367,8 +367,11 @@ fn estimate(candidate: Candidate, problem: &Problem, blocks: u64, sharing: u64) 
     // What ranks that share the GPU read side by side: each a square of tiles at a time.
     let squares = (m * n) as f64 / (rows * columns * blocks.max(1)) as f64;
     let square_bytes = (2 * group_rows(rows, columns, blocks) as u64 * k * element_bytes) as f64;
-    let in_the_way =
-        if sharing > 1 { IN_THE_WAY * squares * square_bytes * sharing as f64 / MEMORY_BYTES as f64 } else { 0.0 };
+    let in_the_way = if sharing > 1 {
+        IN_THE_WAY * squares * square_bytes * sharing as f64 / MEMORY_BYTES as f64
+    } else {
+        0.0
+    };
     let leaving = candidate.leaving_cycles(rows);
     // A block's last tile is not held.
     let last_leaves = (leaving - candidate.hand_over_cycles(rows)) as f64;

@@ -3,14 +3,15 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    Activation, AgGemm, Backend, Buffer, CudarcScales, DType, Delivery, Error, GemmAr, GemmRs, Group, OpSpec,
-    Operation, PathPreference, Placement, TileShape, Whole,
+    Activation, AgGemm, Backend, BackendChoice, Buffer, CudarcScales, DType, Delivery, E4m3, Element, Error,
+    GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation, PathPreference, Placement, TileShape, Whole,
 };
 use flux_tests::data::{Fill, matrix, product, relative_error};
 use flux_tests::groups::on_gpus as group_in;
 use flux_tests::table::{Case, check, check_bits};
 use flux_tests::{epilogues, pitched, sums};
 use half::{bf16, f16};
+use std::num::NonZeroU32;
 
 #[test]
 fn a_large_layer_is_right() {
@@ -20,34 +21,53 @@ fn a_large_layer_is_right() {
 /// All tiles that can be asked for, in every way of going about it: the same product.
 #[test]
 fn every_tile_that_can_be_asked_for_is_right() {
-    let (m, n, k, world_size) = (1040, 520, 200, 2);
-    let group = group_in(Placement::Device)(world_size);
-    let (a, b) = (matrix::<bf16>(m * k, Fill::Integers, 1), matrix::<bf16>(n * k, Fill::Integers, 2));
-    let expected = product(&a, &b, m, n, k);
-    let mut spec = OpSpec::new(n, k, m, DType::Bf16);
-    spec.tile = Some(TileShape { rows: 1, columns: 1 });
-    let Err(Error::NoSuchTile { possible, .. }) = AgGemm::new(&group, spec.clone()) else { panic!("1x1") };
-    for tile in possible {
-        for path in [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked] {
-            (spec.tile, spec.path) = (Some(tile), path);
-            let gather = AgGemm::new(&group, spec.clone()).unwrap();
-            assert_eq!(gather.explain(m).unwrap().chosen.tile, Some(tile));
-            check_tile(&group, &gather, (m, tile), (&a, &b, &expected));
-            check_tile(&group, &GemmRs::new(&group, spec.clone()).unwrap(), (m, tile), (&a, &b, &expected));
-        }
+    let group = group_in(Placement::Device)(2);
+    let paths = [PathPreference::Fused, PathPreference::Unfused, PathPreference::Chunked];
+    check_every_tile::<bf16>(&group, (1040, 520, 200), &paths);
+}
+
+/// A few blocks compute all tiles, many each, one behind the other: with fewer blocks of K than a tile's pieces take to leave, as many, and
+/// more.
+#[test]
+fn tiles_that_follow_each_other_are_right() {
+    let mut config = GroupConfig::default();
+    (config.backend, config.sm_budget) = (BackendChoice::Cuda, NonZeroU32::new(8));
+    let group = Group::local_with(2, config).unwrap();
+    for k in [64, 256, 320, 464, 528, 1104] {
+        let shape = (1040, 776, k);
+        check_every_tile::<bf16>(&group, shape, &[PathPreference::Fused]);
+        check_every_tile::<f16>(&group, shape, &[PathPreference::Fused]);
+        check_every_tile::<E4m3>(&group, shape, &[PathPreference::Fused]);
     }
 }
 
-fn check_tile<Op: Operation>(
+fn check_every_tile<E: Element>(group: &Group, (m, n, k): (usize, usize, usize), paths: &[PathPreference]) {
+    let (a, b) = (matrix::<E>(m * k, Fill::Integers, 1), matrix::<E>(n * k, Fill::Integers, 2));
+    let expected = product(&a, &b, m, n, k);
+    let mut spec = OpSpec::new(n, k, m, E::DTYPE);
+    spec.tile = Some(TileShape { rows: 1, columns: 1 });
+    let Err(Error::NoSuchTile { possible, .. }) = AgGemm::new(group, spec.clone()) else { panic!("1x1") };
+    for (tile, &path) in possible.into_iter().flat_map(|tile| paths.iter().map(move |path| (tile, path))) {
+        (spec.tile, spec.path) = (Some(tile), path);
+        let gather = AgGemm::new(group, spec.clone()).unwrap();
+        assert_eq!(gather.explain(m).unwrap().chosen.tile, Some(tile));
+        check_tile(group, &gather, (m, tile), (&a, &b, &expected));
+        check_tile(group, &GemmRs::new(group, spec.clone()).unwrap(), (m, tile), (&a, &b, &expected));
+    }
+}
+
+fn check_tile<E: Element>(
     group: &Group,
-    op: &Op,
+    op: &impl Operation,
     (m, tile): (usize, TileShape),
-    (a, b, expected): (&[bf16], &[bf16], &[f64]),
+    (a, b, expected): (&[E], &[E], &[f64]),
 ) {
     let whole = Whole::place(group, op, a, b, m).unwrap();
     assert_eq!(whole.enqueue().unwrap().tile, Some(tile));
     let c = whole.result().unwrap();
-    let is_right = c.iter().zip(expected).all(|(c, expected)| f64::from(*c) == *expected);
+    let mut wide = vec![0.0; c.len()];
+    E::Result::widen(&c, &mut wide);
+    let is_right = wide.iter().zip(expected).all(|(&c, expected)| f64::from(c) == *expected);
     assert!(is_right, "{tile}: {:?}", op.spec());
 }
 
