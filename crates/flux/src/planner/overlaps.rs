@@ -5,7 +5,8 @@ use super::built::Built;
 use super::candidate::Plan;
 use super::kind::OpKind;
 use super::{Planner, tiles};
-use crate::{Delivery, Overlap, Path, Result, Taper, TileShape};
+use crate::{Delivery, Group, Overlap, Path, Result, Taper, TileShape};
+use flux_launch::Problem;
 use flux_swizzle::Chunks;
 
 impl Planner {
@@ -51,7 +52,26 @@ impl Planner {
         let (shards, columns, chunk_rows) = (problem.shards, problem.n, built.chunks.of(m));
         let paces = group.any_launcher().paces(self.layer.dtype, &problem)?;
         let of_asked = |shape| self.layer.tile.is_none_or(|tile| tile == shape);
-        let paces = paces.into_iter().filter(|pace| of_asked(pace.shape));
-        Ok(paces.map(|pace| Overlap { shards, row_bytes, chunk_rows, columns, pace }).collect())
+        let mut paces: Vec<_> = paces.into_iter().filter(|pace| of_asked(pace.shape)).collect();
+        if self.wishes.must_fold && self.layer.op != OpKind::AgGemm {
+            let folding = self.folding_tiles(group, &problem)?;
+            if paces.iter().any(|pace| folding.contains(&pace.shape)) {
+                paces.retain(|pace| folding.contains(&pace.shape));
+            }
+        }
+        let overlap = |pace| Overlap { shards, row_bytes, chunk_rows, columns, pace };
+        Ok(paces.into_iter().map(overlap).collect())
+    }
+
+    /// The tiles into whose GEMM the sum of all ranks can be folded.
+    fn folding_tiles(&self, group: &Group, problem: &Problem) -> Result<Vec<TileShape>> {
+        let (launcher, dtype) = (group.any_launcher(), self.layer.dtype);
+        let mut tiles = Vec::new();
+        for (tiling, _) in launcher.tilings(dtype, problem)? {
+            if launcher.can_fold(dtype, &tiling, group.world_size())? {
+                tiles.push(tiling.shape);
+            }
+        }
+        Ok(tiles)
     }
 }

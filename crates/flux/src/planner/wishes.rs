@@ -2,7 +2,7 @@
 
 use super::candidate::Plan;
 use super::kind::OpKind;
-use crate::{Delivery, Direction, OpSpec, Path, PathPreference, Taper};
+use crate::{Delivery, Direction, OpSpec, Path, PathPreference, Summation, Taper};
 
 /// What the caller of an operation has decided: it stays, and wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,12 +14,15 @@ pub(crate) struct Wishes {
     pub(crate) taper: Option<Taper>,
     /// [`crate::GemmAr`]: one-shot up to so many rows.
     pub(crate) one_shot_rows: Option<usize>,
+    /// The sum is to be folded into the GEMM, if any tile allows that.
+    pub(crate) must_fold: bool,
 }
 
 impl From<&OpSpec> for Wishes {
     fn from(spec: &OpSpec) -> Self {
-        let &OpSpec { path, direction, delivery, chunk_rows, taper, one_shot_rows, .. } = spec;
-        Self { path, direction, delivery, chunk_rows, taper, one_shot_rows }
+        let &OpSpec { path, direction, delivery, chunk_rows, taper, one_shot_rows, summation, .. } = spec;
+        let must_fold = summation == Summation::Folded;
+        Self { path, direction, delivery, chunk_rows, taper, one_shot_rows, must_fold }
     }
 }
 
