@@ -37,10 +37,10 @@ pub fn check_lost_signals(backend: BackendChoice, peer_memory: Placement) {
         (PathPreference::Chunked, Delivery::Auto, Summation::Auto, 1),
     ];
     let through_host = peer_memory == Placement::PinnedHost;
-    let differs = |summation, panels| summation != Summation::Folded && panels == 1;
-    for (path, delivery, summation, panels) in
-        ways.into_iter().filter(|way| !through_host || differs(way.2, way.3))
-    {
+    let differs = |&(path, _, summation, panels): &(PathPreference, Delivery, Summation, usize)| {
+        path != PathPreference::Chunked && summation != Summation::Folded && panels == 1
+    };
+    for (path, delivery, summation, panels) in ways.into_iter().filter(|way| !through_host || differs(way)) {
         for direction in [Direction::Push, Direction::Pull] {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             (spec.path, spec.direction, spec.delivery) = (path, Some(direction), delivery);
