@@ -24,7 +24,7 @@ impl Buffers for AgGemm {
 
 impl Buffers for GemmRs {
     fn buffers(&self, rank: usize) -> Vec<(Address, usize)> {
-        vec![(self.slots(rank), self.slots_bytes()), self.relayed_tiles(rank)]
+        vec![(self.slots(rank), self.slots_bytes()), self.relayed_tiles(rank), self.fetched_slots(rank)]
     }
 }
 

@@ -271,6 +271,13 @@ impl Scatter {
         self.slots.bytes()
     }
 
+    /// Where slots of `rank` that lie in pinned host memory are fetched to before they are summed, and the size of that buffer in bytes, laid
+    /// out like the slots; null and 0 if none are.
+    pub fn fetched_slots(&self, rank: usize) -> (Address, usize) {
+        let fetched = |landing: &Landing| (landing.slots.address(rank), landing.slots.bytes());
+        self.landing.as_ref().map_or((Address(0), 0), fetched)
+    }
+
     /// Where `source` writes its rows for `owner`: at the owner, or at [`Scatter::first_hop`].
     pub(crate) fn slot_of(&self, owner: usize, source: usize) -> Address {
         let SlotPlace { rank, slot } = self.layout.place(owner, source);

@@ -180,13 +180,16 @@ impl GemmAr {
     }
 
     /// What calls write to on their way to C, each with its size in bytes: `rank`'s slots of one-shot calls, those of calls in
-    /// two steps, the gathered rows, and the tiles that are relayed (null and 0 if none are).
-    pub fn buffers(&self, rank: usize) -> [(Address, usize); 4] {
+    /// two steps, the gathered rows, the tiles that are relayed, and where the slots of both are fetched to from pinned host memory (each null and 0 if
+    /// there are none).
+    pub fn buffers(&self, rank: usize) -> [(Address, usize); 6] {
         [
             (self.one_shot.slots(rank), self.one_shot.slots_bytes()),
             (self.scattered.slots(rank), self.scattered.slots_bytes()),
             (self.gather.gathered(rank), self.gathered_rows * self.row_bytes()),
             self.scattered.relayed_tiles(rank),
+            self.one_shot.fetched_slots(rank),
+            self.scattered.fetched_slots(rank),
         ]
     }
 

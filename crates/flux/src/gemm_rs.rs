@@ -121,6 +121,12 @@ impl GemmRs {
         self.reduction.slots_bytes()
     }
 
+    /// Where `rank`'s slots are fetched to before they are summed, if they lie in pinned host memory, laid out like them, and the size of that
+    /// buffer in bytes; null and 0 if they are not.
+    pub fn fetched_slots(&self, rank: usize) -> (Address, usize) {
+        self.reduction.fetched_slots(rank)
+    }
+
     /// Where `rank`'s GEMM writes the tiles that are relayed to their owners, `[world_size, rows of the largest shard,
     /// pitch]`, and the size of that buffer in bytes; null and 0 if none are.
     pub fn relayed_tiles(&self, rank: usize) -> (Address, usize) {

@@ -199,6 +199,11 @@ impl Reduction {
         self.scatter.slots_bytes()
     }
 
+    /// Where `rank`'s slots are fetched to from pinned host memory, and the size of that buffer in bytes; null and 0 if they are not.
+    pub(crate) fn fetched_slots(&self, rank: usize) -> (Address, usize) {
+        self.scatter.fetched_slots(rank)
+    }
+
     /// How fused calls deliver their tiles, but for those that go to all.
     pub(crate) const fn delivery(&self) -> delivery::Choice {
         self.delivery
