@@ -29,7 +29,7 @@ struct Config {
   static const int kBlocksM = kGroupM / 64;  // of 64 rows, which a warpgroup multiplies at once
   // Whether two blocks may load together: where elements of 8 bits take half as long to multiply, loads bound sooner. Elsewhere
   // nothing is gained, while small tiles feel every instruction more.
-  static const bool kPairs = sizeof(ELEMENT::Bits) == 1;
+  static const bool kPairs = sizeof(ELEMENT::Bits) == 1 && kTileM * kTileN <= 128 * 256;
   static const int kBytesA = kTileM * kRowBytes, kBytesB = kTileN * kRowBytes;
   static const int kStageBytes = kBytesA + kBytesB;
   // A finished tile leaves in pieces of 64 rows, through a few buffers for each warpgroup.
@@ -60,8 +60,11 @@ struct Layout {
   static const u32 kEmpty = kFull + 8 * C::kStages;                             //   a stage has been multiplied
   static const u32 kReady = kEmpty + 8 * C::kStages;                            //   a piece is written
   static const u32 kFree = kReady + 8 * C::kGroups * C::kBuffers;               //   a piece has left
-  static const u32 kKept = kFree + 8 * C::kGroups * C::kBuffers;  // u32 per piece buffer: whether the tile ends here
-  static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
+  static const u32 kScalesReady = kFree + 8 * C::kGroups * C::kBuffers;         //   a tile's scales are loaded
+  static const u32 kScalesFree = kScalesReady + 8;                              //   they have been used
+  static const u32 kScales = kScalesFree + 8;  // float each: of the tile's rows, and of its columns
+  static const u32 kKept = kScales + (ELEMENT::kScaled ? 4 * (C::kTileM + C::kTileN) : 0);  // u32 per piece buffer: whether the tile ends here
+  static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;                            // u32: whether this block's part was the last
 };
 
 DEVICE bool in_pairs(const HopperParams& p) { return C::kPairs && p.sharing != Sharing::none; }
@@ -140,6 +143,8 @@ DEVICE void load_half(u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, 
   load_box_to_both(to + rows * C::kRowBytes, map, x, y + rows, barrier);
 }
 
+#include "scales.cuh"
+
 // Fills a stage for each of the unit's blocks of K.
 template <typename LoadStage>
 DEVICE void fill(const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 bytes, LoadStage load_stage) {
@@ -157,6 +162,7 @@ DEVICE void fill(const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 bytes
 // to ask for their stages: so there is no loop over boxes, and a loop over stages for each way to load one.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
+  u32 scales_lap = 0;
   u32 open_begin = 0, open_end = 0, awaited = ~0u;  // the gate that was opened last, and the slots': signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -210,6 +216,7 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       }
     }
     __syncwarp();
+    if (takes_scales(p, unit)) load_scales(p, row, (entry & 0xffff) * tile_columns(p), shared, scales_lap, lane);
     if (is_folded(p.gemm, tile)) {
       if (lane == 0) trace(p, index, kTraceGateBegin);
       const u32 signal = tile.signal;
@@ -297,6 +304,7 @@ DEVICE void end_multiply(const HopperParams& p, Sums& sums, u32 shared, u32 plac
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kStages> stages;
   Ring<C::kBuffers> pieces;
+  u32 scales_lap = 0;
   // Zeros that no tile needs. But where a tile's first multiplication overwrites what was never written, older assemblers take
   // it for a hazard, and let none of them run beside another.
   Sums sums = {};
@@ -316,14 +324,20 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
     const bool plain = is_plain(p, of_sums, folded);
     end_multiply(p, sums, shared, last, thread % 32);
     if (thread == 0) trace(p, index, kTraceMultiplied + group);
+    if (takes_scales(p, of_sums)) barrier_wait(shared + Layout::kScalesReady, scales_lap);
     const u32 next = index + gridDim.x;
     if (C::kHolds && plain) {
-      held.take(p, sums, blocks);
+      held.take(p, of_sums, sums, blocks, giver);
       if (next >= units(p) || !has_time_for_pieces(unit_at(p, next))) held.give(giver);
     } else {
       held.forget();
-      if (plain) hand_over_plain(p, sums, blocks, giver);
+      if (plain) hand_over_plain(p, of_sums, sums, blocks, giver);
       else hand_over(p, of_sums, sums, blocks, folded, stages, giver);
+    }
+    if (takes_scales(p, of_sums)) {
+      __syncwarp();
+      if (thread % 32 == 0) barrier_arrive(shared + Layout::kScalesFree);
+      scales_lap ^= 1;
     }
     if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
@@ -346,6 +360,10 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
     for (int i = 0; i < C::kGroups * C::kBuffers; ++i) {
       barrier_init(shared + Layout::kReady + 8 * i, 4);
       barrier_init(shared + Layout::kFree + 8 * i, 1);
+    }
+    if (ELEMENT::kScaled) {
+      barrier_init(shared + Layout::kScalesReady, 32);
+      barrier_init(shared + Layout::kScalesFree, 4 * C::kGroups);
     }
     barrier_init_fence();
   }

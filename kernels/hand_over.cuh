@@ -27,14 +27,13 @@ struct Giver {
   }
 };
 
-// Whether a tile's sums need only be rounded, or multiplied by one scale before.
+// Whether a tile's sums need only be scaled and rounded.
 DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
-  const bool is_scaled_alike = !ELEMENT::kScaled || is_one_scale(p.scales);
-  return unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none && is_scaled_alike;
+  return unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
 }
 
-// What a plain tile's sums are multiplied by.
-DEVICE float plain_scale(const HopperParams& p) {
+// What all sums are multiplied by, if they have one scale.
+DEVICE float one_scale(const HopperParams& p) {
   return ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
 }
 
@@ -44,16 +43,24 @@ struct Held {
   u32 pieces = 0;                            // that have not left
   u32 pairs[C::kHolds ? C::kPieces * kPairs : 1];
 
-  DEVICE_METHOD void take(const HopperParams& p, const Sums& sums, u32 blocks) {
-    const float scale = plain_scale(p);
+  DEVICE_METHOD void take(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, const Giver& giver) {
     if constexpr (C::kHolds) {
+      float* d = &sums[0][0];
+      if (takes_scales(p, unit)) {
 #pragma unroll
-      for (int i = 0; i < C::kPieces * kPairs; ++i) {
-        const float* d = &sums[0][0] + 2 * i;
-        pairs[i] = Result::round_pair(d[0] * scale, d[1] * scale);
+        for (int piece = 0; piece < C::kPieces; ++piece) {
+          scale_piece(d + piece * C::kPieceSums, piece, blocks, giver.shared, giver.group, giver.warp, giver.lane);
+        }
+        round(d, 1.0f);
+      } else {
+        round(d, one_scale(p));
       }
       pieces = blocks * C::kPiecesN;
     }
+  }
+  DEVICE_METHOD void round(const float* d, float scale) {
+#pragma unroll
+    for (int i = 0; i < C::kPieces * kPairs; ++i) pairs[i] = Result::round_pair(d[2 * i] * scale, d[2 * i + 1] * scale);
   }
   // Nothing is held: or the compiler would keep what was, for it sees no connection between `pieces` and `pairs`.
   DEVICE_METHOD void forget() {
@@ -79,30 +86,30 @@ struct Held {
 DEVICE bool has_time_for_pieces(const Unit& unit) { return unit.end - unit.begin > C::kPieces; }
 
 // Hands a plain tile over at once, where it cannot be held. This is compiled for each piece: no sums are moved.
-DEVICE void hand_over_plain(const HopperParams& p, const Sums& sums, u32 blocks, Giver& giver) {
-  const float scale = plain_scale(p);
+DEVICE void hand_over_plain(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Giver& giver) {
+  const bool takes = takes_scales(p, unit);
+  const float scale = takes ? 1.0f : one_scale(p);
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
     if (piece == C::kPiecesN && blocks == 1) break;
+    if (takes) scale_piece(&sums[0][0] + piece * C::kPieceSums, piece, blocks, giver.shared, giver.group, giver.warp, giver.lane);
     lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, scale, giver.await(), giver.warp, giver.lane);
     giver.give(true);
   }
 }
 
-// Scales unless it is `scaled`, folds the slots in if the tile is folded, adds the bias, applies the activation, rounds, and
+// Scales what was not scaled before, folds the slots in if the tile is folded, adds the bias, applies the activation, rounds, and
 // hands a piece over. A ReduceScatter has neither activation nor a bias but that of its sum.
-DEVICE void finish_piece(const HopperParams& p, u32 tile, float* d, u32 piece, u32 blocks, bool scaled, bool folded,
-                         SlotStages& slots, Giver& giver) {
+DEVICE void finish_piece(const HopperParams& p, const Unit& unit, float* d, u32 piece, u32 blocks, bool folded, SlotStages& slots,
+                         Giver& giver) {
   const u32 warp = giver.warp, lane = giver.lane, group = giver.group;
-  // The thread's first column.
-  auto column = [&](u32 entry) { return first_column_of(p, entry, group) + piece % C::kPiecesN * C::kPieceN + 2 * (lane % 4); };
-  if (ELEMENT::kScaled && !scaled) {
-    const u32 entry = entry_of(p, tile), row = row_tile_of(p, entry).row + first_row_of(piece, blocks, group);
-    scale<C::kPieceN / 8>(d, p.scales, {row + 16 * warp + lane / 4, p.gemm.m, column(entry), p.gemm.n});
-  }
+  if (takes_scales(p, unit)) scale_piece(d, piece, blocks, giver.shared, group, warp, lane);
   if (folded) add_slots(p, slots, piece, d, group, warp);
   const u64 bias = folded ? p.gemm.fold.bias : p.gemm.bias;
-  if (bias != 0) add_bias<Result, C::kPieceN / 8>(d, bias, p.gemm.n, column(entry_of(p, tile)));
+  if (bias != 0) {
+    const u32 column = first_column_of(p, entry_of(p, unit.tile), group) + piece % C::kPiecesN * C::kPieceN + 2 * (lane % 4);
+    add_bias<Result, C::kPieceN / 8>(d, bias, p.gemm.n, column);
+  }
   activate<C::kPieceN / 8>(d, p.gemm.activation);
   const u32 to = giver.await();
   if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
@@ -116,8 +123,7 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
   SlotStages slots{p, stages, giver.shared, giver.lane};
   const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
   // One scale for all is applied as sums are brought forward: that is nothing more to do.
-  const bool scaled = ELEMENT::kScaled && unit.parts == 1 && is_one_scale(p.scales);
-  const float scale = scaled ? plain_scale(p) : 1.0f;
+  const float scale = takes_scales(p, unit) ? 1.0f : one_scale(p);
   if (ELEMENT::kScaled) {
 #pragma unroll
     for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] *= scale;
@@ -129,7 +135,7 @@ DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 b
       leave_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
     } else {
       if (unit.parts > 1) sum_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
-      finish_piece(p, unit.tile, sums[0], piece, blocks, scaled, folded, slots, giver);
+      finish_piece(p, unit, sums[0], piece, blocks, folded, slots, giver);
     }
     bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece, scale);
     if (leaving && piece == pieces) {

@@ -14,6 +14,10 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 DEVICE void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// An arrival, when all that this thread has copied asynchronously is there.
+DEVICE void barrier_arrive_with_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // The same barrier of another block of the cluster.
 DEVICE void barrier_arrive_at(u32 barrier, u32 block) {
   asm volatile(

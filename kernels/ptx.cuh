@@ -27,6 +27,9 @@ DEVICE void copy_async_16(u32 to, const void* from, bool valid) {
   int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+DEVICE void copy_async_4(u32 to, u64 from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 DEVICE void copy_async_wait() {
@@ -54,6 +57,14 @@ DEVICE u32 load_shared_4(u32 address) {
   u32 v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
+}
+DEVICE float load_shared_float(u32 address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+DEVICE void load_shared_floats(float& first, float& second, u32 address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
 }
 DEVICE u16 load_shared_2(u32 address) {
   u16 v;

@@ -32,8 +32,9 @@ pub(crate) struct CudaLauncher {
     sharing: u32,
     /// SMs that all ranks on the GPU together may use.
     sms: u32,
-    /// No SM gets more than one block of a kernel that may wait.
-    one_per_sm: bool,
+    /// Others are left to copies and kernels that what waits here waits for, which may need whole ones. Blocks go wherever most is free:
+    /// so no SM then gets more than one of a kernel that may wait.
+    leaves_sms: bool,
     has_hopper: bool,
     loaded: Mutex<HashMap<KernelId, Loaded>>,
     /// What kernels that put are linked with.
@@ -41,19 +42,15 @@ pub(crate) struct CudaLauncher {
 }
 
 impl CudaLauncher {
-    pub(crate) fn new(
-        device: &Arc<CudaDevice>,
-        sharing: usize,
-        sm_budget: Option<u32>,
-        one_per_sm: bool,
-    ) -> Self {
+    pub(crate) fn new(device: &Arc<CudaDevice>, sharing: usize, sm_budget: Option<u32>) -> Self {
         let sharing = u32::try_from(sharing).unwrap_or(u32::MAX).max(1);
         let all = device.multiprocessors();
         let free = if sharing > 1 { all.saturating_sub(SMS_FOR_COPIES) } else { all };
         let sms = sm_budget.map_or(free, |budget| budget.min(free));
+        let leaves_sms = sms < all;
         let has_hopper = hopper::is_supported(device);
         let (device, loaded, puts) = (Arc::clone(device), Mutex::default(), OnceLock::new());
-        Self { device, sharing, sms, one_per_sm, has_hopper, loaded, puts }
+        Self { device, sharing, sms, leaves_sms, has_hopper, loaded, puts }
     }
 
     /// Blocks of a launch that leaves room for no other on its SM.
@@ -106,7 +103,8 @@ impl CudaLauncher {
         }
         let shape = Self::tile(dtype)?;
         let (rows, columns) = (shape.rows as u64, shape.columns as u64);
-        let at_once = PORTABLE_BLOCKS_PER_SM * u64::from(self.blocks());
+        let per_sm = if self.leaves_sms { 1 } else { PORTABLE_BLOCKS_PER_SM };
+        let at_once = per_sm * u64::from(self.blocks());
         let group_rows = tiling::group_rows(rows, columns, at_once);
         Ok(vec![(Tiling::whole(shape, group_rows, TileKernel::Portable), f64::INFINITY)])
     }
@@ -162,9 +160,8 @@ impl CudaLauncher {
             let rows = u32::try_from(tiling.shape.rows).unwrap_or(u32::MAX);
             let id = KernelId::Hopper(dtype, rows, columns);
             let kernel = self.load(id)?;
-            // Blocks that come early hold SMs: not where what they wait for may itself wait for kernels that need some.
-            let alone = self.sharing == 1 && !self.one_per_sm;
-            let early = policy == Policy::Plain && alone && tiling.may_begin_early(params, dtype);
+            // Blocks that come early hold SMs: not where what they wait for may itself wait for what needs some.
+            let early = policy == Policy::Plain && !self.leaves_sms && tiling.may_begin_early(params, dtype);
             let params = hopper::params(kernel.info, launch, params, scratch, early)?;
             let (units, cluster) = (params.units(), params.cluster());
             let Some(records) = records else {

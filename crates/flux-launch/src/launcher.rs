@@ -49,18 +49,8 @@ enum Kind {
 impl Launcher {
     /// A launcher for each of `devices`. Where several entries are the same device, each gets an equal share of it, so
     /// that all can run at once: of a GPU's SMs (the entries share its loaded kernels), or of the host's cores, but at
-    /// least one thread. `sm_budget` bounds the SMs that all launchers of a GPU use together.
+    /// least one thread. `sm_budget` bounds the SMs that the GEMMs of all launchers of a GPU use together; others are left whole.
     pub fn sharing(devices: &[Device], sm_budget: Option<u32>) -> Result<Vec<Arc<Self>>> {
-        Self::with(devices, sm_budget, false)
-    }
-
-    /// As [`Launcher::sharing`], beside kernels of others, for which launches may wait, and which need SMs of their own: those
-    /// that `sm_budget` leaves are left whole.
-    pub fn sharing_beside_others(devices: &[Device], sm_budget: Option<u32>) -> Result<Vec<Arc<Self>>> {
-        Self::with(devices, sm_budget, true)
-    }
-
-    fn with(devices: &[Device], sm_budget: Option<u32>, one_per_sm: bool) -> Result<Vec<Arc<Self>>> {
         let mut launchers: Vec<Arc<Self>> = Vec::with_capacity(devices.len());
         for (index, device) in devices.iter().enumerate() {
             let same = |other: &Device| match (device.as_cuda(), other.as_cuda()) {
@@ -75,7 +65,7 @@ impl Launcher {
                 Device::Cuda(gpu) => {
                     let kernels = match launchers.get(first).map(|launcher| &launcher.0) {
                         Some(Kind::Cuda { kernels, .. }) => Arc::clone(kernels),
-                        _ => Arc::new(CudaLauncher::new(gpu, sharing, sm_budget, one_per_sm)),
+                        _ => Arc::new(CudaLauncher::new(gpu, sharing, sm_budget)),
                     };
                     let room = || Scratch::new(device, kernels.blocks());
                     let scratch = kernels.has_hopper().then(room).transpose()?;
@@ -283,7 +273,7 @@ impl Launcher {
 
     /// As [`Launcher::sum`], of slots whose signals are all up when the stream gets there, beside GEMMs that may wait for what is made
     /// of the sum: it waits for nobody. On the host the stream's own thread sums, for this launcher's may all be waiting; on a GPU
-    /// it needs an SM that those GEMMs leave free, as those of [`Launcher::sharing_beside_others`] do.
+    /// it needs an SM that those GEMMs leave free.
     ///
     /// # Safety
     /// As for [`Launcher::sum`].

@@ -55,7 +55,7 @@ pub(crate) fn here(world_size: usize, config: &GroupConfig) -> Result<Formed> {
     let machine = 0..world_size;
     let reach = transport::reach(std::slice::from_ref(&machine), config, devices[0].backend())?;
     transport::enable_peer_access(&devices, &reach, config)?;
-    let launchers = launchers(&devices, sms(&devices, config, &reach, 0), &reach)?.into();
+    let launchers = Launcher::sharing(&devices, sms(&devices, config, &reach, 0))?.into();
     let gpus: BTreeSet<_> = devices.iter().map(|device| device.as_cuda().map(|gpu| gpu.ordinal())).collect();
     let (space, backend) = (SymmetricSpace::here(&devices).with_reach(reach), devices[0].backend());
     let mut members = members(space, devices.into(), config)?;
@@ -104,11 +104,12 @@ fn among(peers: &Arc<Peers>, config: &GroupConfig) -> Result<Formed> {
     let space = SymmetricSpace::among(peers, &device, config.sharing)?.with_reach(reach);
     let (space, nvshmem) = transport::join_nvshmem(space, peers, &device, config)?;
     let budget = sms(std::slice::from_ref(&device), config, space.reach(), for_copies);
-    let launcher = match &device {
-        Device::Cuda(_) => launchers(std::slice::from_ref(&device), budget, space.reach())?,
+    let living_here = match &device {
+        Device::Cuda(_) => 1,
         // A share of the cores, as if all ranks of this machine lived here.
-        Device::Host(_) => Launcher::sharing(&vec![device.clone(); peers.machine().len()], budget)?,
+        Device::Host(_) => peers.machine().len(),
     };
+    let launcher = Launcher::sharing(&vec![device.clone(); living_here], budget)?;
     let launchers =
         PerRank::new(rank..rank + 1, |_| Arc::clone(&launcher[peers.local_rank() % launcher.len()]));
     let backend = device.backend();
@@ -132,14 +133,6 @@ fn sms(devices: &[Device], config: &GroupConfig, reach: &Reach, for_copies: u32)
     let Some(all) = least.filter(|_| for_copies + for_exchange > 0) else { return asked };
     let free = all.saturating_sub(for_copies + for_exchange).max(1);
     Some(asked.map_or(free, |asked| asked.min(free)))
-}
-
-/// Kernels of ranks that exchange by NCCL or NVSHMEM leave whole SMs to those' kernels.
-fn launchers(devices: &[Device], budget: Option<u32>, reach: &Reach) -> Result<Vec<Arc<Launcher>>> {
-    Ok(match reach.is_complete() {
-        true => Launcher::sharing(devices, budget)?,
-        false => Launcher::sharing_beside_others(devices, budget)?,
-    })
 }
 
 fn members(space: SymmetricSpace, devices: PerRank<Device>, config: &GroupConfig) -> Result<Members> {

@@ -43,7 +43,7 @@ pub struct GroupConfig {
     /// peer that may itself be waiting (for the shards that [`crate::GemmAr`] gathers) may last twice as long.
     pub wait_budget: Duration,
     /// The most SMs of a GPU that the GEMMs of all its ranks together may use; by default all, less what copies between ranks
-    /// of one GPU need.
+    /// of one GPU need. Where some are left free, the portable GEMM has one block on an SM instead of two.
     pub sm_budget: Option<NonZeroU32>,
     /// One rank per process, on GPUs: how a process gets at its peers' device memory.
     pub sharing: Sharing,

@@ -3,10 +3,10 @@
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
-    AgGemm, BackendChoice, CudarcScales, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec, Operation,
-    PathPreference, Whole,
+    Activation, AgGemm, BackendChoice, CudarcScales, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
+    Operation, PathPreference, Whole,
 };
 use flux_tests::data::{Fill, matrix};
 use half::bf16;
@@ -104,6 +104,68 @@ fn plain_gemm_beside_cublas() {
     let is_hopper = gpu.context().compute_capability().unwrap() == (9, 0);
     let goal = if is_hopper { GOALS.0 } else { GOALS.1 };
     assert!(at_4096 >= goal, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {goal}");
+}
+
+/// What a GEMM with a bias or an activation may take of a plain one's time.
+const EPILOGUE_BOUND: f64 = 1.10;
+
+#[test]
+fn epilogues_beside_none() {
+    let mut config = GroupConfig::default();
+    config.backend = BackendChoice::Cuda;
+    let group = Group::local_with(1, config).expect("this test needs a GPU");
+    let gpu = group.device(0).unwrap().as_cuda().unwrap().clone();
+    let stream = gpu.context().new_stream().unwrap();
+    let kinds = [
+        ("none", Activation::None, false),
+        ("bias", Activation::None, true),
+        ("GELU", Activation::Gelu, true),
+        ("SiLU", Activation::Silu, false),
+        ("SwiGLU", Activation::SwiGlu, false),
+    ];
+    println!(
+        "    m     n     k |  none ms | {}",
+        kinds.map(|(name, ..)| format!("{name:>6}"))[1..].join(" ")
+    );
+    let mut worst = 0.0_f64;
+    for (m, n, k) in [(4096, 7168, 4096), (8192, 8192, 3584), (2048, 7168, 8192), (512, 8192, 3584)] {
+        let a = stream.clone_htod(&matrix::<bf16>(m * k, Fill::Normal, 1)).unwrap();
+        let b = stream.clone_htod(&matrix::<bf16>(n * k, Fill::Normal, 2)).unwrap();
+        let bias = stream.clone_htod(&matrix::<bf16>(n, Fill::Normal, 3)).unwrap();
+        let ops = kinds.map(|(_, activation, _)| {
+            let mut spec = OpSpec::new(n, k, m, DType::Bf16);
+            spec.activation = activation;
+            AgGemm::new(&group, spec).unwrap()
+        });
+        let mut c = kinds.map(|(_, activation, _)| {
+            let columns = if activation == Activation::SwiGlu { n / 2 } else { n };
+            stream.clone_htod(&vec![bf16::NAN; m * columns]).unwrap()
+        });
+        let mut times = kinds.map(|_| Vec::new());
+        for round in 0..ROUNDS + 2 {
+            for (index, (_, _, has_bias)) in kinds.into_iter().enumerate() {
+                std::thread::sleep(Duration::from_millis(20));
+                let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
+                let begin = stream.record_event(timed).unwrap();
+                for _ in 0..CALLS {
+                    let bias = has_bias.then_some(&bias as &dyn DevicePtr<bf16>);
+                    ops[index]
+                        .enqueue_cudarc(0, m, &a, &b, CudarcScales::default(), bias, &mut c[index], &stream)
+                        .unwrap();
+                }
+                let end = stream.record_event(timed).unwrap();
+                if round >= 2 {
+                    times[index].push(f64::from(begin.elapsed_ms(&end).unwrap()) / CALLS as f64);
+                }
+            }
+        }
+        let medians = times.map(|times| median(times).0);
+        let ratios = medians.map(|time| time / medians[0]);
+        let columns = ratios[1..].iter().map(|ratio| format!("{ratio:>6.3}")).collect::<Vec<_>>().join(" ");
+        println!("{m:>5} {n:>5} {k:>5} | {:>8.4} | {columns}", medians[0]);
+        worst = ratios.into_iter().fold(worst, f64::max);
+    }
+    assert!(worst < EPILOGUE_BOUND, "an epilogue takes {worst:.3} times as long as none");
 }
 
 /// Fused beside unfused, on all GPUs there are, interleaved. The host's clock: a call takes milliseconds.

@@ -3,7 +3,7 @@
 
 use flux::Placement;
 use flux_tests::groups::on_gpus as group_in;
-use flux_tests::table::{CASES, Case, EDGES, check};
+use flux_tests::table::{CASES, Case, EDGES, check, check_bf16};
 
 fn check_all(placement: Placement, world_size: usize) {
     CASES.into_iter().for_each(|case| check(Case { world_size, ..case }, &group_in(placement)));
@@ -38,5 +38,14 @@ table! {
 fn edges() {
     for placement in [Placement::Device, Placement::PinnedHost] {
         EDGES.into_iter().for_each(|case| check(case, &group_in(placement)));
+    }
+}
+
+/// The portable kernel would run two blocks on an SM: those of ranks that share a GPU must leave whole SMs to the copies for which they
+/// wait.
+#[test]
+fn rows_of_an_odd_pitch() {
+    for world_size in [2, 3, 5, 8] {
+        check_bf16(Case { m: 4097, n: 128, k: 70, world_size }, &group_in(Placement::Device));
     }
 }

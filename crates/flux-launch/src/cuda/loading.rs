@@ -144,13 +144,9 @@ impl CudaLauncher {
                 ),
             )?;
         }
-        // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM leaves room for theirs. And what
-        // may wait for kernels that need SMs of their own is to leave whole SMs free.
-        let spread = match id {
-            KernelId::Sum(_) => self.sharing > 1 || self.one_per_sm,
-            KernelId::Gemm(..) | KernelId::PutGemm(..) => self.one_per_sm,
-            _ => false,
-        };
+        // A sum waits for the peers' GEMMs: where they share the GPU, one block of it on an SM also leaves room for theirs.
+        let may_wait = matches!(id, KernelId::Sum(_) | KernelId::Gemm(..) | KernelId::PutGemm(..));
+        let spread = may_wait && self.leaves_sms;
         let per_sm = u32::try_from(per_sm).unwrap_or(0).min(if spread { 1 } else { u32::MAX });
         let usable = self.sms * per_sm;
         let blocks = match id {
