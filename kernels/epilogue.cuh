@@ -38,60 +38,32 @@ DEVICE float first_scale(u64 scales) { return __uint_as_float(load_global_4_or(s
 // Whether all sums have the same scale.
 DEVICE bool is_one_scale(const Scales& scales) { return (scales.a_stride | scales.b_stride) == 0; }
 
-// The scales of a thread's pairs of columns: two at a time where all are there and so aligned.
-template <int kBlocks>
-DEVICE void load_column_scales(u32 (&bits)[kBlocks][2], const Scales& scales, const Corner& at) {
-  const float of_b = first_scale(scales.b);
-  const u64 from = scales.b + 4ull * at.column;
-  if (scales.b_stride != 0 && (from & 7) == 0 && at.column + 8 * (kBlocks - 1) + 1 < at.end_column) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) load_global_8(bits[block], from + 32 * block);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 2 * kBlocks; ++i) {
-      const u32 column = at.column + i / 2 * 8 + i % 2;
-      bits[i / 2][i % 2] = __float_as_uint(scale_at(scales.b, scales.b_stride, column, at.end_column, of_b));
-    }
-  }
-}
-
-// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns. There is no branch of which both sides would
+// Multiplies `kBlocks` blocks of columns by the scales of their rows and columns. Without a branch, of which both sides would
 // need the sums: scales that are not there are not loaded.
 template <int kBlocks>
 DEVICE void scale(float* d, const Scales& scales, const Corner& at) {
-  const float of_a = first_scale(scales.a);
+  const float of_a = first_scale(scales.a), of_b = first_scale(scales.b);
   const float upper = scale_at(scales.a, scales.a_stride, at.row, at.end_row, of_a);
   const float lower = scale_at(scales.a, scales.a_stride, at.row + 8, at.end_row, of_a);
-  u32 bits[kBlocks][2];
-  load_column_scales<kBlocks>(bits, scales, at);
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    const float left = __uint_as_float(bits[block][0]), right = __uint_as_float(bits[block][1]);
+    const u32 column = at.column + 8 * block;
+    const float left = scale_at(scales.b, scales.b_stride, column, at.end_column, of_b);
+    const float right = scale_at(scales.b, scales.b_stride, column + 1, at.end_column, of_b);
     d[4 * block] *= upper * left, d[4 * block + 1] *= upper * right;
     d[4 * block + 2] *= lower * left, d[4 * block + 3] *= lower * right;
   }
 }
 
-// Adds the bias of `n` columns to `kBlocks` blocks of them; `column` is the thread's first one. Two are loaded at a time where all are
-// there and so aligned.
+// Adds the bias of `n` columns to `kBlocks` blocks of them; `column` is the thread's first one.
 template <typename Element, int kBlocks>
 DEVICE void add_bias(float* d, u64 address, u32 n, u32 column) {
-  const u64 from = address + 2ull * column;
-  u32 pairs[kBlocks];
-  if ((from & 3) == 0 && column + 8 * (kBlocks - 1) + 1 < n) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) pairs[block] = load_global_4_or(from + 16 * block, 0, 0);
-  } else {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const u32 first = column + 8 * block;
-      const u16* bias = (const u16*)address + first;
-      pairs[block] = load_global_2_or_0(bias, first < n) | load_global_2_or_0(bias + 1, first + 1 < n) << 16;
-    }
-  }
+  const u16* bias = (const u16*)address + column;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
-    const float low = Element::widen((u16)pairs[block]), high = Element::widen((u16)(pairs[block] >> 16));
+    const u32 first = column + 8 * block;
+    const float low = Element::widen(load_global_2_or_0(bias + 8 * block, first < n));
+    const float high = Element::widen(load_global_2_or_0(bias + 8 * block + 1, first + 1 < n));
     d[4 * block] += low, d[4 * block + 1] += high;
     d[4 * block + 2] += low, d[4 * block + 3] += high;
   }
@@ -130,7 +102,6 @@ DEVICE void activate(float* d, Activation activation) {
   }
 }
 
-// Columns of C for so many of the sums'.
-DEVICE u32 columns_of_c(const GemmParams& p, u32 columns) {
-  return p.activation == Activation::swiglu ? columns / 2 : columns;
-}
+// Whether C has one column for each pair of the sums'.
+DEVICE bool makes_pairs(const GemmParams& p) { return p.activation == Activation::swiglu; }
+DEVICE u32 columns_of_c(const GemmParams& p, u32 columns) { return makes_pairs(p) ? columns / 2 : columns; }

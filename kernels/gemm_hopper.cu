@@ -45,6 +45,8 @@ struct Config {
   // Whether a finished tile can be held in registers, rounded, while the next one is multiplied: beside more sums there is no room, and
   // tiles of fewer are for few rows.
   static const bool kHolds = kBlocksM * kSums > 64 && kBlocksM * kSums <= 128;
+  // Whether that goes for tiles with an activation, too: code for each piece, which with 8-bit elements the driver would compile too long.
+  static const bool kHoldsActivated = kHolds && sizeof(ELEMENT::Bits) == 2;
   // Registers of a thread that loads or stores, and of one that multiplies: three warpgroups have 504.
   static const int kFewRegisters = kBlocksM * kSums >= 128 ? 40 : 56, kManyRegisters = (504 - kFewRegisters) / 2;
   static_assert(kGroupN % kPieceN == 0 && (kPieceN == 16 || kPieceN == 32 || kPieceN == 64), "pieces cover the columns");
@@ -60,11 +62,14 @@ struct Layout {
   static const u32 kEmpty = kFull + 8 * C::kStages;                             //   a stage has been multiplied
   static const u32 kReady = kEmpty + 8 * C::kStages;                            //   a piece is written
   static const u32 kFree = kReady + 8 * C::kGroups * C::kBuffers;               //   a piece has left
-  static const u32 kScalesReady = kFree + 8 * C::kGroups * C::kBuffers;         //   a tile's scales are loaded
-  static const u32 kScalesFree = kScalesReady + 8;                              //   they have been used
-  static const u32 kScales = kScalesFree + 8;  // float each: of the tile's rows, and of its columns
-  static const u32 kKept = kScales + (ELEMENT::kScaled ? 4 * (C::kTileM + C::kTileN) : 0);  // u32 per piece buffer: whether the tile ends here
-  static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;                            // u32: whether this block's part was the last
+  static const u32 kVectorsReady = kFree + 8 * C::kGroups * C::kBuffers;        //   a tile's vectors are loaded
+  static const u32 kVectorsFree = kVectorsReady + 8;                            //   they have been used
+  static const u32 kRowScales = kVectorsFree + 8;  // float per row, and per column, where elements have scales
+  static const u32 kColumnScales = kRowScales + (ELEMENT::kScaled ? 4 * C::kTileM : 0);
+  static const u32 kBias = kColumnScales + (ELEMENT::kScaled ? 4 * C::kTileN : 0);  // result per column
+  static const u32 kKept = kBias + 2 * C::kTileN;                 // u32 per piece buffer: whether the tile ends here
+  static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
+  static const u32 kBytes = kLast + 4;
 };
 
 DEVICE bool in_pairs(const HopperParams& p) { return C::kPairs && p.sharing != Sharing::none; }
@@ -143,7 +148,7 @@ DEVICE void load_half(u32 to, u32 box_rows, const TensorMap* map, u32 x, u32 y, 
   load_box_to_both(to + rows * C::kRowBytes, map, x, y + rows, barrier);
 }
 
-#include "scales.cuh"
+#include "vectors.cuh"
 
 // Fills a stage for each of the unit's blocks of K.
 template <typename LoadStage>
@@ -162,7 +167,7 @@ DEVICE void fill(const Unit& unit, u32 shared, Ring<C::kStages>& ring, u32 bytes
 // to ask for their stages: so there is no loop over boxes, and a loop over stages for each way to load one.
 DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
   Ring<C::kStages> ring;
-  u32 scales_lap = 0;
+  u32 vectors_lap = 0;
   u32 open_begin = 0, open_end = 0, awaited = ~0u;  // the gate that was opened last, and the slots': signals do not fall
   for (u32 index = blockIdx.x; index < units(p); index += gridDim.x) {
     const Unit unit = unit_at(p, index);
@@ -216,8 +221,12 @@ DEVICE void load(const HopperParams& p, u32 shared, u32 lane) {
       }
     }
     __syncwarp();
-    if (takes_scales(p, unit)) load_scales(p, row, (entry & 0xffff) * tile_columns(p), shared, scales_lap, lane);
-    if (is_folded(p.gemm, tile)) {
+    const bool folded = is_folded(p.gemm, tile);
+    if (takes_vectors(p, unit, folded)) {
+      load_vectors(p, bias_of(p, folded), row, (entry & 0xffff) * tile_columns(p), shared, vectors_lap, lane);
+      vectors_lap ^= 1;
+    }
+    if (folded) {
       if (lane == 0) trace(p, index, kTraceGateBegin);
       const u32 signal = tile.signal;
       if (signal != awaited) {
@@ -283,7 +292,7 @@ DEVICE u32 multiply(const HopperParams& p, Sums& sums, const Unit& unit, u32 blo
 #pragma unroll 1
     do {
       multiply_next(block != unit.begin);
-      held.give_piece(giver);
+      held.give_piece(p, giver);
     } while (held.pieces > 0);
   } else if (C::kPeels) {
     multiply_next(false);
@@ -304,7 +313,7 @@ DEVICE void end_multiply(const HopperParams& p, Sums& sums, u32 shared, u32 plac
 DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
   Ring<C::kStages> stages;
   Ring<C::kBuffers> pieces;
-  u32 scales_lap = 0;
+  u32 vectors_lap = 0;
   // Zeros that no tile needs. But where a tile's first multiplication overwrites what was never written, older assemblers take
   // it for a hazard, and let none of them run beside another.
   Sums sums = {};
@@ -324,20 +333,17 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
     const bool plain = is_plain(p, of_sums, folded);
     end_multiply(p, sums, shared, last, thread % 32);
     if (thread == 0) trace(p, index, kTraceMultiplied + group);
-    if (takes_scales(p, of_sums)) barrier_wait(shared + Layout::kScalesReady, scales_lap);
+    const bool takes = takes_vectors(p, of_sums, folded);
+    if (takes) barrier_wait(shared + Layout::kVectorsReady, vectors_lap);
     const u32 next = index + gridDim.x;
-    if (C::kHolds && plain) {
-      held.take(p, of_sums, sums, blocks, giver);
-      if (next >= units(p) || !has_time_for_pieces(unit_at(p, next))) held.give(giver);
-    } else {
-      held.forget();
-      if (plain) hand_over_plain(p, of_sums, sums, blocks, giver);
-      else hand_over(p, of_sums, sums, blocks, folded, stages, giver);
-    }
-    if (takes_scales(p, of_sums)) {
+    held.forget();
+    if (plain) finish_plain(p, of_sums, sums, blocks, held, giver);
+    else finish(p, of_sums, sums, blocks, folded, stages, giver);
+    if (next >= units(p) || !has_time_for_pieces(unit_at(p, next))) held.give(p, giver);
+    if (takes) {
       __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(shared + Layout::kScalesFree);
-      scales_lap ^= 1;
+      if (thread % 32 == 0) barrier_arrive(shared + Layout::kVectorsFree);
+      vectors_lap ^= 1;
     }
     if (thread == 0) trace(p, index, kTraceHandedOver + group);
   }
@@ -346,8 +352,8 @@ DEVICE void consume(const HopperParams& p, u32 shared, u32 group, u32 thread) {
 #include "store.cuh"
 
 extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_constant__ Traced<HopperParams> p) {
-  extern __shared__ u8 unaligned[];
-  const u32 shared = (shared_address(unaligned) + 1023) & ~1023u;
+  extern __shared__ __align__(1024) u8 bytes[];
+  const u32 shared = shared_address(bytes);
   const u32 group = threadIdx.x / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(&p.a);
@@ -361,10 +367,8 @@ extern "C" __global__ void __launch_bounds__(C::kThreads, 1) ENTRY(const __grid_
       barrier_init(shared + Layout::kReady + 8 * i, 4);
       barrier_init(shared + Layout::kFree + 8 * i, 1);
     }
-    if (ELEMENT::kScaled) {
-      barrier_init(shared + Layout::kScalesReady, 32);
-      barrier_init(shared + Layout::kScalesFree, 4 * C::kGroups);
-    }
+    barrier_init(shared + Layout::kVectorsReady, kVectorsArrivals);
+    barrier_init(shared + Layout::kVectorsFree, 4 * C::kGroups);
     barrier_init_fence();
   }
   if (in_pairs(p)) cluster_barrier();

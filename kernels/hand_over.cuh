@@ -17,6 +17,13 @@ struct Giver {
     barrier_wait(shared + Layout::kFree + 8 * buffer(), ring.lap ^ 1);
     return shared + Layout::kPieces + buffer() * C::kPieceBytes;
   }
+  // A piece, rounded; with SwiGLU it has half of the columns.
+  DEVICE_METHOD void give(const u32 (&pairs)[C::kPieceN / 4], bool swiglu = false) {
+    const u32 to = await();
+    if (swiglu) lay_out_swiglu<C::kPieceN>(pairs, to, warp, lane);
+    else lay_out<C::kPieceN>(pairs, to, warp, lane);
+    give(true);
+  }
   // The storer's turn; if not `kept`, there are no pieces.
   DEVICE_METHOD void give(bool kept) {
     if (lane == 0 && warp == 0) store_shared_4(shared + Layout::kKept + 4 * buffer(), kept);
@@ -27,9 +34,9 @@ struct Giver {
   }
 };
 
-// Whether a tile's sums need only be scaled and rounded.
+// Whether a tile is finished as a whole, without moving its sums.
 DEVICE bool is_plain(const HopperParams& p, const Unit& unit, bool folded) {
-  return unit.parts == 1 && !folded && p.gemm.bias == 0 && p.gemm.activation == Activation::none;
+  return unit.parts == 1 && !folded && (C::kHoldsActivated || p.gemm.activation == Activation::none);
 }
 
 // What all sums are multiplied by, if they have one scale.
@@ -37,107 +44,96 @@ DEVICE float one_scale(const HopperParams& p) {
   return ELEMENT::kScaled ? first_scale(p.scales.a) * first_scale(p.scales.b) : 1.0f;
 }
 
-// A plain tile that is held in registers, rounded, and leaves while the next one is multiplied.
+// A plain tile that is held in registers, finished and rounded, and leaves while the next one is multiplied.
 struct Held {
   static const int kPairs = C::kPieceN / 4;  // registers of a piece
   u32 pieces = 0;                            // that have not left
-  u32 pairs[C::kHolds ? C::kPieces * kPairs : 1];
+  u32 pairs[C::kHolds ? C::kPieces : 1][kPairs];
 
-  DEVICE_METHOD void take(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, const Giver& giver) {
-    if constexpr (C::kHolds) {
-      float* d = &sums[0][0];
-      if (takes_scales(p, unit)) {
-#pragma unroll
-        for (int piece = 0; piece < C::kPieces; ++piece) {
-          scale_piece(d + piece * C::kPieceSums, piece, blocks, giver.shared, giver.group, giver.warp, giver.lane);
-        }
-        round(d, 1.0f);
-      } else {
-        round(d, one_scale(p));
-      }
-      pieces = blocks * C::kPiecesN;
-    }
-  }
-  DEVICE_METHOD void round(const float* d, float scale) {
-#pragma unroll
-    for (int i = 0; i < C::kPieces * kPairs; ++i) pairs[i] = Result::round_pair(d[2 * i] * scale, d[2 * i + 1] * scale);
-  }
   // Nothing is held: or the compiler would keep what was, for it sees no connection between `pieces` and `pairs`.
   DEVICE_METHOD void forget() {
 #pragma unroll
-    for (u32& pair : pairs) asm volatile("" : "=r"(pair));
-  }
-  DEVICE_METHOD void give_piece(Giver& giver) {
-    if constexpr (C::kHolds) {
-      lay_out<C::kPieceN>(pairs, giver.await(), giver.warp, giver.lane);
-      giver.give(true);
-      --pieces;
+    for (auto& piece : pairs) {
 #pragma unroll
-      for (int i = 0; i + kPairs < C::kPieces * kPairs; ++i) pairs[i] = pairs[i + kPairs];
+      for (u32& pair : piece) asm volatile("" : "=r"(pair));
     }
   }
-  DEVICE_METHOD void give(Giver& giver) {
+  DEVICE_METHOD void give_piece(const HopperParams& p, Giver& giver) {
+    if constexpr (C::kHolds) {
+      giver.give(pairs[0], C::kHoldsActivated && makes_pairs(p.gemm));
+      --pieces;
+#pragma unroll
+      for (int piece = 0; piece + 1 < C::kPieces; ++piece) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) pairs[piece][i] = pairs[piece + 1][i];
+      }
+    }
+  }
+  DEVICE_METHOD void give(const HopperParams& p, Giver& giver) {
 #pragma unroll 1
-    while (pieces > 0) give_piece(giver);
+    while (pieces > 0) give_piece(p, giver);
   }
 };
 
 // Whether a unit has so many blocks of K that the pieces of the tile before leave meanwhile.
 DEVICE bool has_time_for_pieces(const Unit& unit) { return unit.end - unit.begin > C::kPieces; }
 
-// Hands a plain tile over at once, where it cannot be held. This is compiled for each piece: no sums are moved.
-DEVICE void hand_over_plain(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Giver& giver) {
-  const bool takes = takes_scales(p, unit);
-  const float scale = takes ? 1.0f : one_scale(p);
+// Finishes a plain tile: it is held, or leaves at once. This is compiled for each piece: no sums are moved.
+DEVICE void finish_plain(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, Held& held, Giver& giver) {
+  const bool has_scales = takes_scales(p, unit, false), has_bias = p.gemm.bias != 0;
+  const float scale = has_scales ? 1.0f : one_scale(p);
 #pragma unroll
   for (int piece = 0; piece < C::kPieces; ++piece) {
-    if (piece == C::kPiecesN && blocks == 1) break;
-    if (takes) scale_piece(&sums[0][0] + piece * C::kPieceSums, piece, blocks, giver.shared, giver.group, giver.warp, giver.lane);
-    lay_out<Result, C::kPieceN>(&sums[0][0] + piece * C::kPieceSums, scale, giver.await(), giver.warp, giver.lane);
-    giver.give(true);
+    if (!C::kHolds && piece == C::kPiecesN && blocks == 1) break;
+    float* d = &sums[0][0] + piece * C::kPieceSums;
+    const PieceVectors vectors(piece, blocks, giver);
+    if (has_scales) vectors.scale(d);
+    if (has_bias) vectors.add_bias(d);
+    u32(&pairs)[Held::kPairs] = held.pairs[C::kHolds ? piece : 0];
+    if (C::kHoldsActivated) activate<C::kPieceN / 8>(d, p.gemm.activation);
+    if (C::kHoldsActivated && makes_pairs(p.gemm)) round_swiglu<Result, C::kPieceN>(pairs, d);
+    else round_piece<Result, C::kPieceN>(pairs, d, scale);
+    if (!C::kHolds) giver.give(pairs);
   }
+  if (C::kHolds) held.pieces = blocks * C::kPiecesN;
 }
 
-// Scales what was not scaled before, folds the slots in if the tile is folded, adds the bias, applies the activation, rounds, and
-// hands a piece over. A ReduceScatter has neither activation nor a bias but that of its sum.
-DEVICE void finish_piece(const HopperParams& p, const Unit& unit, float* d, u32 piece, u32 blocks, bool folded, SlotStages& slots,
-                         Giver& giver) {
-  const u32 warp = giver.warp, lane = giver.lane, group = giver.group;
-  if (takes_scales(p, unit)) scale_piece(d, piece, blocks, giver.shared, group, warp, lane);
-  if (folded) add_slots(p, slots, piece, d, group, warp);
-  const u64 bias = folded ? p.gemm.fold.bias : p.gemm.bias;
-  if (bias != 0) {
-    const u32 column = first_column_of(p, entry_of(p, unit.tile), group) + piece % C::kPiecesN * C::kPieceN + 2 * (lane % 4);
-    add_bias<Result, C::kPieceN / 8>(d, bias, p.gemm.n, column);
-  }
-  activate<C::kPieceN / 8>(d, p.gemm.activation);
-  const u32 to = giver.await();
-  if (p.gemm.activation == Activation::swiglu) lay_out_pairs<Result, C::kPieceN>(d, to, warp, lane);
-  else lay_out<Result, C::kPieceN>(d, 1.0f, to, warp, lane);
-  giver.give(true);
-}
-
-// Hands any other tile over, or this block's part of one.
-DEVICE void hand_over(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, bool folded, Ring<C::kStages>& stages,
-                      Giver& giver) {
+// Finishes any other tile, or this block's part of one: it leaves at once. All that becomes of a piece is compiled once. A ReduceScatter has
+// neither activation nor a bias but that of its sum.
+DEVICE void finish(const HopperParams& p, const Unit& unit, Sums& sums, u32 blocks, bool folded, Ring<C::kStages>& stages,
+                   Giver& giver) {
   SlotStages slots{p, stages, giver.shared, giver.lane};
   const u32 pieces = blocks * C::kPiecesN, thread = threadIdx.x % 128;
+  float* d = sums[0];
   // One scale for all is applied as sums are brought forward: that is nothing more to do.
-  const float scale = takes_scales(p, unit) ? 1.0f : one_scale(p);
+  const bool has_scales = takes_scales(p, unit, folded);
+  const float scale = has_scales ? 1.0f : one_scale(p);
   if (ELEMENT::kScaled) {
 #pragma unroll
-    for (int j = 0; j < C::kPieceSums; ++j) sums[0][j] *= scale;
+    for (int j = 0; j < C::kPieceSums; ++j) d[j] *= scale;
   }
   bool leaving = unit.parts > 1;  // a part's pieces leave for memory first, and again, summed, where the last part is
 #pragma unroll 1
   for (u32 piece = 0; piece < pieces;) {
     if (leaving) {
-      leave_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
+      leave_piece(p, unit, d, piece, blocks, giver.group, thread);
     } else {
-      if (unit.parts > 1) sum_piece(p, unit, sums[0], piece, blocks, giver.group, thread);
-      finish_piece(p, unit, sums[0], piece, blocks, folded, slots, giver);
+      const PieceVectors vectors(piece, blocks, giver);
+      if (unit.parts > 1) sum_piece(p, unit, d, piece, blocks, giver.group, thread);
+      if (has_scales) vectors.scale(d);
+      if (folded) add_slots(p, slots, piece, d, giver.group, giver.warp);
+      if (bias_of(p, folded) != 0) vectors.add_bias(d);
+      u32 pairs[Held::kPairs];
+      activate<C::kPieceN / 8>(d, p.gemm.activation);
+      if (makes_pairs(p.gemm)) {
+        round_swiglu<Result, C::kPieceN>(pairs, d);
+        giver.give(pairs, true);
+      } else {
+        round_piece<Result, C::kPieceN>(pairs, d, 1.0f);
+        giver.give(pairs);
+      }
     }
-    bring_forward<C::kPieces, C::kPieceSums>(sums[0], ++piece, scale);
+    bring_forward<C::kPieces, C::kPieceSums>(d, ++piece, scale);
     if (leaving && piece == pieces) {
       if (!is_last_part(p, unit, giver.shared, giver.group, thread)) {
         giver.await();

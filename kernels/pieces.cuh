@@ -22,25 +22,27 @@ DEVICE void lay_out(const u32* pairs, u32 to, u32 warp, u32 lane) {
   }
 }
 
-// Rounds a piece, times `scale`, and lays it out.
+// Rounds a piece, times `scale`.
 template <typename Element, int kColumns>
-DEVICE void lay_out(const float* sums, float scale, u32 to, u32 warp, u32 lane) {
-  u32 pairs[kColumns / 4];
+DEVICE void round_piece(u32 (&pairs)[kColumns / 4], const float* sums, float scale) {
 #pragma unroll
   for (int i = 0; i < kColumns / 4; ++i) pairs[i] = Element::round_pair(sums[2 * i] * scale, sums[2 * i + 1] * scale);
-  lay_out<kColumns>(pairs, to, warp, lane);
 }
 
-// Rounds and lays out SwiGLU's results of kColumns sums: half as many columns, of which adjacent ones are in different
-// threads.
+// SwiGLU's results of kColumns sums: half as many columns, of which adjacent ones are in different threads. So a register has two rows of one.
 template <typename Element, int kColumns>
-DEVICE void lay_out_pairs(const float* sums, u32 to, u32 warp, u32 lane) {
+DEVICE void round_swiglu(u32* rows, const float* sums) {
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) rows[j] = Element::round_pair(sums[4 * j], sums[4 * j + 2]);
+}
+template <int kColumns>
+DEVICE void lay_out_swiglu(const u32* rows, u32 to, u32 warp, u32 lane) {
   const u32 row = 16 * warp + lane / 4;
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
-    const u32 rows = Element::round_pair(sums[4 * j], sums[4 * j + 2]), byte = 2 * (4 * (j & 1) + lane % 4);
-    store_shared_2(to + piece_place<kColumns / 2>(row, j / 2) + byte, (u16)rows);
-    store_shared_2(to + piece_place<kColumns / 2>(row + 8, j / 2) + byte, (u16)(rows >> 16));
+    const u32 byte = 2 * (4 * (j & 1) + lane % 4);
+    store_shared_2(to + piece_place<kColumns / 2>(row, j / 2) + byte, (u16)rows[j]);
+    store_shared_2(to + piece_place<kColumns / 2>(row + 8, j / 2) + byte, (u16)(rows[j] >> 16));
   }
 }
 

@@ -108,9 +108,6 @@ DEVICE u32 load_global_4_or(u64 from, u32 known, u32 otherwise) {
                : "memory");
   return v;
 }
-DEVICE void load_global_8(u32 (&v)[2], u64 from) {
-  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "l"(from) : "memory");
-}
 DEVICE u16 load_global_2(const void* from) {
   u16 v;
   asm volatile("ld.global.b16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");

@@ -20,7 +20,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
   Ring<C::kBuffers> ring;
   bool dead = false;  // a wait has expired: what would be overwritten may still be in use
   const bool scatters = p.gemm.destination_count > 0;
-  const bool makes_pairs = p.gemm.activation == Activation::swiglu;  // then C has half the columns
+  const bool of_pairs = makes_pairs(p.gemm);
   for (u32 index = blockIdx.x; index < units(p); index += blocks_afresh()) {
     const u32 of_entry = entry_of(p, unit_at(p, index).tile);
     const RowTile& tile = row_tile_of(p, of_entry);  // looked up again where it is needed: registers are few
@@ -47,7 +47,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
           const u32 rows = min(64u, tile.rows - row);
           const u64 pitch = scatters ? p.gemm.fold.ld_out : p.gemm.ldc;
           const u32 end = end_of(p, entry);
-          if (makes_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end / 2, lane);
+          if (of_pairs) store_rows<C::kPieceN / 2>(p.gemm, pitch, from, to_row, rows, column / 2, end / 2, lane);
           else store_rows<C::kPieceN>(p.gemm, pitch, from, to_row, rows, column, end, lane);
           __syncwarp();
         } else if (elect_one()) {
@@ -56,7 +56,7 @@ DEVICE void store(const HopperParams& p, u32 shared, u32 of_group, u32 lane) {
 #pragma unroll 1
             for (u32 i = 0; i < p.gemm.destination_count; ++i) store_box(maps + i, from, column, to_row);
           } else {
-            store_box(&p.c, from, makes_pairs ? column / 2 : column, to_row);
+            store_box(&p.c, from, of_pairs ? column / 2 : column, to_row);
           }
         }
       }

@@ -41,34 +41,81 @@ fn tiles_that_follow_each_other_are_right() {
     }
 }
 
+/// In all tiles, with and without a bias, an activation, scales of rows.
 fn check_every_tile<E: Element>(group: &Group, (m, n, k): (usize, usize, usize), paths: &[PathPreference]) {
     let (a, b) = (matrix::<E>(m * k, Fill::Integers, 1), matrix::<E>(n * k, Fill::Integers, 2));
-    let expected = product(&a, &b, m, n, k);
+    let bias = matrix::<E::Result>(n, Fill::Integers, 3);
+    let sums = product(&a, &b, m, n, k);
     let mut spec = OpSpec::new(n, k, m, E::DTYPE);
     spec.tile = Some(TileShape { rows: 1, columns: 1 });
     let Err(Error::NoSuchTile { possible, .. }) = AgGemm::new(group, spec.clone()) else { panic!("1x1") };
+    // Powers of 2: products are as exact.
+    let [a_scale, b_scale] = [(m, 5), (n, 3)]
+        .map(|(rows, of)| (0..rows).map(|row| 0.25 * f32::from(1_u8 << (row % of))).collect::<Vec<_>>());
+    let mut finishes = Vec::new();
+    for (activation, has_bias) in [
+        (Activation::None, false),
+        (Activation::None, true),
+        (Activation::Gelu, true),
+        (Activation::SwiGlu, false),
+    ] {
+        for is_scaled in [false, true].into_iter().take(1 + usize::from(E::DTYPE.is_scaled())) {
+            let scales: [&[f32]; 2] = if is_scaled { [&a_scale, &b_scale] } else { [&[], &[]] };
+            let bias = if has_bias { &bias[..] } else { &[] };
+            let scale = |index: usize| f64::from(a_scale[index / n]) * f64::from(b_scale[index % n]);
+            let sums = sums.iter().enumerate();
+            let sums: Vec<_> =
+                sums.map(|(index, sum)| if is_scaled { sum * scale(index) } else { *sum }).collect();
+            let expected = epilogues::finish(&sums, n, has_bias.then_some(bias), activation);
+            finishes.push(Finish { activation, bias, scales, expected });
+        }
+    }
     for (tile, &path) in possible.into_iter().flat_map(|tile| paths.iter().map(move |path| (tile, path))) {
         (spec.tile, spec.path) = (Some(tile), path);
-        let gather = AgGemm::new(group, spec.clone()).unwrap();
-        assert_eq!(gather.explain(m).unwrap().chosen.tile, Some(tile));
-        check_tile(group, &gather, (m, tile), (&a, &b, &expected));
-        check_tile(group, &GemmRs::new(group, spec.clone()).unwrap(), (m, tile), (&a, &b, &expected));
+        let scatter = GemmRs::new(group, spec.clone()).unwrap();
+        for finish in &finishes {
+            let mut spec = spec.clone();
+            spec.activation = finish.activation;
+            let gather = AgGemm::new(group, spec).unwrap();
+            assert_eq!(gather.explain(m).unwrap().chosen.tile, Some(tile));
+            check_tile(group, &gather, (m, tile), (&a, &b), finish);
+            if finish.activation == Activation::None {
+                check_tile(group, &scatter, (m, tile), (&a, &b), finish);
+            }
+        }
     }
+}
+
+/// What becomes of a sum; no bias, or no scales, are empty.
+struct Finish<'a, R> {
+    activation: Activation,
+    bias: &'a [R],
+    scales: [&'a [f32]; 2],
+    expected: Vec<f64>,
 }
 
 fn check_tile<E: Element>(
     group: &Group,
     op: &impl Operation,
     (m, tile): (usize, TileShape),
-    (a, b, expected): (&[E], &[E], &[f64]),
+    (a, b): (&[E], &[E]),
+    finish: &Finish<'_, E::Result>,
 ) {
-    let whole = Whole::place(group, op, a, b, m).unwrap();
+    let mut whole = Whole::place(group, op, a, b, m).unwrap();
+    whole = whole.with_scales(finish.scales[0], finish.scales[1]).unwrap();
+    if !finish.bias.is_empty() {
+        whole = whole.with_bias(finish.bias).unwrap();
+    }
     assert_eq!(whole.enqueue().unwrap().tile, Some(tile));
     let c = whole.result().unwrap();
-    let mut wide = vec![0.0; c.len()];
-    E::Result::widen(&c, &mut wide);
-    let is_right = wide.iter().zip(expected).all(|(&c, expected)| f64::from(c) == *expected);
-    assert!(is_right, "{tile}: {:?}", op.spec());
+    #[allow(clippy::cast_possible_truncation)] // small integers, and powers of 2
+    let exact = || finish.expected.iter().map(|&value| E::Result::round(value as f32));
+    let is_right = match finish.activation {
+        Activation::None => c.iter().copied().eq(exact()),
+        _ => relative_error(&c, &finish.expected) < 4e-3,
+    };
+    let Finish { bias, scales, .. } = finish;
+    assert!(is_right, "{tile}, {} of bias, {} scales: {:?}", bias.len(), scales[0].len(), op.spec());
 }
 
 #[test]

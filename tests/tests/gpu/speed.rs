@@ -2,7 +2,7 @@
 //! normal data.
 #![allow(clippy::print_stdout)] // the figures are the point
 
-use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig};
+use cudarc::cublaslt::{Activation as Theirs, CudaBlasLT, Matmul, MatmulConfig};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use flux::{
     Activation, AgGemm, BackendChoice, CudarcScales, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
@@ -24,6 +24,28 @@ fn median(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
     let spread = (times[times.len() * 3 / 4] - times[times.len() / 4]) / times[times.len() / 2];
     (times[times.len() / 2], spread)
+}
+
+/// Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
+fn row_major(m: usize, n: usize, k: usize) -> MatmulConfig {
+    MatmulConfig {
+        transa: true,
+        transb: false,
+        transc: false,
+        m: n as u64,
+        n: m as u64,
+        k: k as u64,
+        alpha: 1.0,
+        lda: k as i64,
+        ldb: k as i64,
+        beta: 0.0,
+        ldc: n as i64,
+        stride_a: None,
+        stride_b: None,
+        stride_c: None,
+        stride_bias: None,
+        batch_size: None,
+    }
 }
 
 #[test]
@@ -55,28 +77,9 @@ fn plain_gemm_beside_cublas() {
             let flux = time(&mut || {
                 op.enqueue_cudarc(0, m, &a, &b, CudarcScales::default(), None, &mut ours, &stream).unwrap();
             });
-            // Row-major C = A·Bᵀ is column-major Cᵀ = B·Aᵀ.
             let peer = time(&mut || {
-                let shape = MatmulConfig {
-                    transa: true,
-                    transb: false,
-                    transc: false,
-                    m: n as u64,
-                    n: m as u64,
-                    k: k as u64,
-                    alpha: 1.0,
-                    lda: k as i64,
-                    ldb: k as i64,
-                    beta: 0.0,
-                    ldc: n as i64,
-                    stride_a: None,
-                    stride_b: None,
-                    stride_c: None,
-                    stride_bias: None,
-                    batch_size: None,
-                };
                 // SAFETY: the shape is the tensors'.
-                unsafe { cublas.matmul(shape, &b, &a, &mut theirs, None, None).unwrap() };
+                unsafe { cublas.matmul(row_major(m, n, k), &b, &a, &mut theirs, None, None).unwrap() };
             });
             if round >= 2 {
                 flux_ms.push(flux);
@@ -116,17 +119,20 @@ fn epilogues_beside_none() {
     let group = Group::local_with(1, config).expect("this test needs a GPU");
     let gpu = group.device(0).unwrap().as_cuda().unwrap().clone();
     let stream = gpu.context().new_stream().unwrap();
+    let cublas = CudaBlasLT::new(stream.clone()).unwrap();
+    // The last ones are cuBLASLt's.
     let kinds = [
         ("none", Activation::None, false),
         ("bias", Activation::None, true),
         ("GELU", Activation::Gelu, true),
-        ("SiLU", Activation::Silu, false),
+        ("SiLU", Activation::Silu, true),
         ("SwiGLU", Activation::SwiGlu, false),
+        ("none", Activation::None, false),
+        ("bias", Activation::None, true),
+        ("GELU", Activation::Gelu, true),
     ];
-    println!(
-        "    m     n     k |  none ms | {}",
-        kinds.map(|(name, ..)| format!("{name:>6}"))[1..].join(" ")
-    );
+    let ours = kinds.len() - 3;
+    println!("    m     n     k |  flux ms   bias   GELU   SiLU SwiGLU | cublas ms   bias   GELU");
     let mut worst = 0.0_f64;
     for (m, n, k) in [(4096, 7168, 4096), (8192, 8192, 3584), (2048, 7168, 8192), (512, 8192, 3584)] {
         let a = stream.clone_htod(&matrix::<bf16>(m * k, Fill::Normal, 1)).unwrap();
@@ -143,15 +149,22 @@ fn epilogues_beside_none() {
         });
         let mut times = kinds.map(|_| Vec::new());
         for round in 0..ROUNDS + 2 {
-            for (index, (_, _, has_bias)) in kinds.into_iter().enumerate() {
+            for (index, (_, activation, has_bias)) in kinds.into_iter().enumerate() {
                 std::thread::sleep(Duration::from_millis(20));
                 let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
                 let begin = stream.record_event(timed).unwrap();
                 for _ in 0..CALLS {
-                    let bias = has_bias.then_some(&bias as &dyn DevicePtr<bf16>);
-                    ops[index]
-                        .enqueue_cudarc(0, m, &a, &b, CudarcScales::default(), bias, &mut c[index], &stream)
-                        .unwrap();
+                    let c = &mut c[index];
+                    if index < ours {
+                        let bias = has_bias.then_some(&bias as &dyn DevicePtr<bf16>);
+                        let scales = CudarcScales::default();
+                        ops[index].enqueue_cudarc(0, m, &a, &b, scales, bias, c, &stream).unwrap();
+                    } else {
+                        let activation = (activation == Activation::Gelu).then_some(&Theirs::Gelu);
+                        let bias = has_bias.then_some(&bias);
+                        // SAFETY: the shape is the tensors'.
+                        unsafe { cublas.matmul(row_major(m, n, k), &b, &a, c, bias, activation).unwrap() };
+                    }
                 }
                 let end = stream.record_event(timed).unwrap();
                 if round >= 2 {
@@ -160,10 +173,14 @@ fn epilogues_beside_none() {
             }
         }
         let medians = times.map(|times| median(times).0);
-        let ratios = medians.map(|time| time / medians[0]);
-        let columns = ratios[1..].iter().map(|ratio| format!("{ratio:>6.3}")).collect::<Vec<_>>().join(" ");
-        println!("{m:>5} {n:>5} {k:>5} | {:>8.4} | {columns}", medians[0]);
-        worst = ratios.into_iter().fold(worst, f64::max);
+        let (flux, peer) = medians.split_at(ours);
+        let ratios = |medians: &[f64]| -> Vec<f64> { medians.iter().map(|time| time / medians[0]).collect() };
+        let print = |medians: &[f64]| {
+            let ratios = ratios(medians).into_iter().skip(1).map(|ratio| format!(" {ratio:>6.3}"));
+            format!("{:>8.4}{}", medians[0], ratios.collect::<String>())
+        };
+        println!("{m:>5} {n:>5} {k:>5} | {} | {}", print(flux), print(peer));
+        worst = ratios(flux).into_iter().fold(worst, f64::max);
     }
     assert!(worst < EPILOGUE_BOUND, "an epilogue takes {worst:.3} times as long as none");
 }
