@@ -8,7 +8,7 @@
 // One block per SM: a loader warp fills a ring of stages with the tensor copy engine, two warpgroups multiply, a storer
 // warp for each carries finished pieces away. Who multiplies waits for nobody but these.
 //
-// Compiled once per variant (variants.toml). Defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N, maybe TRACE.
+// Compiled once per variant (variants.toml). Defined: ELEMENT, ENTRY, TILE_M, TILE_N, STAGES, BUFFERS, PIECE_N, SHARED_BYTES, maybe TRACE.
 
 #include "pieces.cuh"
 #include "signals.cuh"
@@ -69,7 +69,8 @@ struct Layout {
   static const u32 kBias = kColumnScales + (ELEMENT::kScaled ? 4 * C::kTileN : 0);  // result per column
   static const u32 kKept = kBias + 2 * C::kTileN;                 // u32 per piece buffer: whether the tile ends here
   static const u32 kLast = kKept + 4 * C::kGroups * C::kBuffers;  // u32: whether this block's part was the last
-  static const u32 kBytes = kLast + 4;
+  static const u32 kEnd = kLast + 4;
+  static_assert(kEnd <= SHARED_BYTES, "dynamic_smem_bytes of variants.toml are too few");
 };
 
 DEVICE bool in_pairs(const HopperParams& p) { return C::kPairs && p.sharing != Sharing::none; }

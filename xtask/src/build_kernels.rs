@@ -66,6 +66,7 @@ fn build(
     defines.extend(variant.defines.clone());
     defines.insert("TILE_M".into(), family.tile_m.to_string());
     defines.insert("TILE_N".into(), family.tile_n.to_string());
+    defines.insert("SHARED_BYTES".into(), family.dynamic_smem_bytes.to_string());
     defines.insert("ENTRY".into(), entry.clone());
     if family.piece_n > 0 {
         defines.insert("PIECE_N".into(), family.piece_n.to_string());
