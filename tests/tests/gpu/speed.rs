@@ -3,13 +3,14 @@
 #![allow(clippy::print_stdout)] // the figures are the point
 
 use cudarc::cublaslt::{Activation as Theirs, CudaBlasLT, Matmul, MatmulConfig};
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use flux::{
     Activation, AgGemm, BackendChoice, CudarcScales, DType, GemmAr, GemmRs, Group, GroupConfig, OpSpec,
     Operation, PathPreference, Whole,
 };
 use flux_tests::data::{Fill, matrix};
 use half::bf16;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 15;
@@ -48,14 +49,28 @@ fn row_major(m: usize, n: usize, k: usize) -> MatmulConfig {
     }
 }
 
-#[test]
-fn plain_gemm_beside_cublas() {
+fn one_gpu() -> (Group, Arc<CudaStream>, CudaBlasLT) {
     let mut config = GroupConfig::default();
     config.backend = BackendChoice::Cuda;
     let group = Group::local_with(1, config).expect("this test needs a GPU");
-    let gpu = group.device(0).unwrap().as_cuda().unwrap().clone();
-    let stream = gpu.context().new_stream().unwrap();
+    let stream = group.device(0).unwrap().as_cuda().unwrap().context().new_stream().unwrap();
     let cublas = CudaBlasLT::new(stream.clone()).unwrap();
+    (group, stream, cublas)
+}
+
+/// Milliseconds of a call, after a rest.
+fn time(stream: &CudaStream, rest_ms: u64, mut call: impl FnMut()) -> f64 {
+    std::thread::sleep(Duration::from_millis(rest_ms));
+    let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let begin = stream.record_event(timed).unwrap();
+    (0..CALLS).for_each(|_| call());
+    let end = stream.record_event(timed).unwrap();
+    f64::from(begin.elapsed_ms(&end).unwrap()) / CALLS as f64
+}
+
+#[test]
+fn plain_gemm_beside_cublas() {
+    let (group, stream, cublas) = one_gpu();
     println!("    m     n     k |  flux ms  TFLOP/s | cublas ms  TFLOP/s | ratio | spreads");
     let mut at_4096 = 0.0;
     for (m, n, k) in [(4096, 4096, 4096), (8192, 8192, 8192), (8192, 6144, 4096), (1024, 7168, 8192)] {
@@ -64,20 +79,12 @@ fn plain_gemm_beside_cublas() {
         let b = stream.clone_htod(&matrix::<bf16>(n * k, Fill::Normal, 2)).unwrap();
         let mut ours: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
         let mut theirs: CudaSlice<bf16> = stream.clone_htod(&vec![bf16::NAN; m * n]).unwrap();
-        let time = |work: &mut dyn FnMut()| {
-            std::thread::sleep(Duration::from_millis(60));
-            let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
-            let begin = stream.record_event(timed).unwrap();
-            (0..CALLS).for_each(|_| work());
-            let end = stream.record_event(timed).unwrap();
-            f64::from(begin.elapsed_ms(&end).unwrap()) / CALLS as f64
-        };
         let (mut flux_ms, mut cublas_ms) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS + 2 {
-            let flux = time(&mut || {
+            let flux = time(&stream, 60, || {
                 op.enqueue_cudarc(0, m, &a, &b, CudarcScales::default(), None, &mut ours, &stream).unwrap();
             });
-            let peer = time(&mut || {
+            let peer = time(&stream, 60, || {
                 // SAFETY: the shape is the tensors'.
                 unsafe { cublas.matmul(row_major(m, n, k), &b, &a, &mut theirs, None, None).unwrap() };
             });
@@ -104,7 +111,7 @@ fn plain_gemm_beside_cublas() {
             at_4096 = ratio;
         }
     }
-    let is_hopper = gpu.context().compute_capability().unwrap() == (9, 0);
+    let is_hopper = stream.context().compute_capability().unwrap() == (9, 0);
     let goal = if is_hopper { GOALS.0 } else { GOALS.1 };
     assert!(at_4096 >= goal, "4096³ runs at {at_4096:.3} of cuBLASLt, less than {goal}");
 }
@@ -114,22 +121,17 @@ const EPILOGUE_BOUND: f64 = 1.10;
 
 #[test]
 fn epilogues_beside_none() {
-    let mut config = GroupConfig::default();
-    config.backend = BackendChoice::Cuda;
-    let group = Group::local_with(1, config).expect("this test needs a GPU");
-    let gpu = group.device(0).unwrap().as_cuda().unwrap().clone();
-    let stream = gpu.context().new_stream().unwrap();
-    let cublas = CudaBlasLT::new(stream.clone()).unwrap();
-    // The last ones are cuBLASLt's.
+    let (group, stream, cublas) = one_gpu();
+    // Activations, and whether there is a bias. The last three are cuBLASLt's.
     let kinds = [
-        ("none", Activation::None, false),
-        ("bias", Activation::None, true),
-        ("GELU", Activation::Gelu, true),
-        ("SiLU", Activation::Silu, true),
-        ("SwiGLU", Activation::SwiGlu, false),
-        ("none", Activation::None, false),
-        ("bias", Activation::None, true),
-        ("GELU", Activation::Gelu, true),
+        (Activation::None, false),
+        (Activation::None, true),
+        (Activation::Gelu, true),
+        (Activation::Silu, true),
+        (Activation::SwiGlu, false),
+        (Activation::None, false),
+        (Activation::None, true),
+        (Activation::Gelu, true),
     ];
     let ours = kinds.len() - 3;
     println!("    m     n     k |  flux ms   bias   GELU   SiLU SwiGLU | cublas ms   bias   GELU");
@@ -138,23 +140,20 @@ fn epilogues_beside_none() {
         let a = stream.clone_htod(&matrix::<bf16>(m * k, Fill::Normal, 1)).unwrap();
         let b = stream.clone_htod(&matrix::<bf16>(n * k, Fill::Normal, 2)).unwrap();
         let bias = stream.clone_htod(&matrix::<bf16>(n, Fill::Normal, 3)).unwrap();
-        let ops = kinds.map(|(_, activation, _)| {
+        let ops = kinds.map(|(activation, _)| {
             let mut spec = OpSpec::new(n, k, m, DType::Bf16);
             spec.activation = activation;
             AgGemm::new(&group, spec).unwrap()
         });
-        let mut c = kinds.map(|(_, activation, _)| {
+        let mut c = kinds.map(|(activation, _)| {
             let columns = if activation == Activation::SwiGlu { n / 2 } else { n };
             stream.clone_htod(&vec![bf16::NAN; m * columns]).unwrap()
         });
         let mut times = kinds.map(|_| Vec::new());
         for round in 0..ROUNDS + 2 {
-            for (index, (_, activation, has_bias)) in kinds.into_iter().enumerate() {
-                std::thread::sleep(Duration::from_millis(20));
-                let timed = Some(cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT);
-                let begin = stream.record_event(timed).unwrap();
-                for _ in 0..CALLS {
-                    let c = &mut c[index];
+            for (index, (activation, has_bias)) in kinds.into_iter().enumerate() {
+                let c = &mut c[index];
+                let time = time(&stream, 20, || {
                     if index < ours {
                         let bias = has_bias.then_some(&bias as &dyn DevicePtr<bf16>);
                         let scales = CudarcScales::default();
@@ -165,10 +164,9 @@ fn epilogues_beside_none() {
                         // SAFETY: the shape is the tensors'.
                         unsafe { cublas.matmul(row_major(m, n, k), &b, &a, c, bias, activation).unwrap() };
                     }
-                }
-                let end = stream.record_event(timed).unwrap();
+                });
                 if round >= 2 {
-                    times[index].push(f64::from(begin.elapsed_ms(&end).unwrap()) / CALLS as f64);
+                    times[index].push(time);
                 }
             }
         }
